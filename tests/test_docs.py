@@ -186,12 +186,3 @@ def test_the_command_line_page_has_every_command_and_option() -> None:
         shown = [o for o in command.params if o.param_type_name == "option" and not o.hidden]
         options = {max(o.opts, key=len) for o in shown} - {"--help"}
         assert [option for option in options if f"`{option}`" not in sections[name]] == [], name
-
-
-def test_the_protocol_page_has_every_message_between_a_worker_and_its_node() -> None:
-    folders = [ROOT / "src/multiverso" / name for name in ("runtime", "tables")]
-    source = "\n".join(path.read_text() for folder in folders for path in folder.rglob("*.py"))
-    sent = set(re.findall(r'"do": "(\w+)"', source))
-    page = (ROOT / "docs/protocol.md").read_text()
-    rows = {name for row in re.findall(r"^\| ((?:`[a-z]+`(?:, )?)+) \|", page, re.M) for name in row.split(", ")}
-    assert {f"`{name}`" for name in sent} == rows - {"`do`"}

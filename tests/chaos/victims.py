@@ -53,7 +53,7 @@ def while_attaching(address: str, worker_id: int, end: str, pipe: Connection) ->
     ask = NodeLink.ask
 
     def dying(self: NodeLink, message: Any, *rest: Any) -> Any:
-        if message["do"] == end:
+        if type(message).__name__.lower() == end:
             pipe.send("there")
             die()
         return ask(self, message, *rest)

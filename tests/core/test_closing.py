@@ -18,6 +18,7 @@ from multiverso.runtime import Node, Session
 from multiverso.tables import ArrayTableHandler, MatrixTableHandler
 from multiverso.tables.open_tables import handlers
 from multiverso.tables.ruled import Ruled
+from multiverso.wire.requests import Close
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -218,7 +219,7 @@ def test_an_interrupted_close_is_finished_by_the_next_call(alone: Session, monke
     with pytest.raises(ClosedError):
         table.get()
     table.close()
-    assert [call["do"] for call in calls] == ["close", "close"]
+    assert calls == [Close(1), Close(1)]
     assert ArrayTableHandler(3, session=alone).number == 2
     gc.collect()
 

@@ -246,12 +246,13 @@ def observe(address: str, timeout_seconds: float = 5.0) -> dict[str, Any]:
         WaitTimeoutError, NodeLostError: the node did not answer.
     """
     from multiverso.runtime.session.node_link import NodeLink
+    from multiverso.wire.requests import Status
 
     deadline = time.monotonic() + timeout_seconds
     link = NodeLink()
     try:
         link.connect(address, deadline)
-        answer, _ = link.ask({"do": "status"}, deadline, "the node's status")
+        answer, _ = link.ask(Status(), deadline, "the node's status")
     finally:
         link.close()
     status: dict[str, Any] = answer["status"]

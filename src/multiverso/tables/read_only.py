@@ -36,6 +36,7 @@ from multiverso.tables.keyed.keys import as_keys
 from multiverso.tables.keyed.memory import memory_name
 from multiverso.tables.output import Output, fresh, into
 from multiverso.wire.messages import Message
+from multiverso.wire.requests import Look
 from multiverso.wire.trust import SECRET_VARIABLE
 
 _SLICE_NANOSECONDS = 100_000_000
@@ -295,13 +296,12 @@ def attach_read_only(
 def _attach(address: str, name: str, deadline: float, timeout_seconds: float) -> ReadOnlyKeyedTable | ReadOnlyTable:
     link = NodeLink.to(address, deadline, os.environ.get(SECRET_VARIABLE))
     try:
-        for kind, called in (("memory", memory_name(f"name:{name}")), ("name", name)):
-            request = {"do": "look", "kind": kind, "name": called}
-            answer, descriptors = link.ask(request, deadline, f"table {name!r}")
+        for look in (Look("memory", memory_name(f"name:{name}")), Look("name", name)):
+            answer, descriptors = link.ask(look, deadline, f"table {name!r}")
             if answer["offset"] is None:
                 continue
             view = _View(link, answer, descriptors, f"table {name!r} of the job at {address}")
-            if kind == "memory":
+            if look.kind == "memory":
                 return ReadOnlyKeyedTable(view, name, timeout_seconds)
             return ReadOnlyTable(view, name, answer, timeout_seconds)
         raise NoSuchTableError(f"it has no table named {name!r} (yet)")

@@ -1,96 +1,208 @@
-"""What a node's requests look like: checked before anything is done with them.
+"""What a process asks its node, one record each; ``docs/protocol.md`` says how they travel and what is answered.
 
-Whatever a process of the same user sends, by mistake or on purpose, must not reach the code behind as another type than
-it expects.
+A request travels as a JSON object whose ``do`` names its record. Whatever a process of the same user sends, by mistake
+or on purpose, reaches the node's code as one of these records or not at all.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import Meta, Struct
 
 from multiverso.errors import StartupError
 from multiverso.spec.modes import MODES
 from multiverso.wire.messages import Message
 
-_LONGEST_TEXT = 2000
-_LARGEST = 2**62
-_NUMBER, _TEXT, _OBJECT, _FLAG = "an integer", "a text", "an object", "true or false"
-_NOTHING = " or null"
-
-_FIELDS: dict[str, dict[str, str]] = {
-    "attach": {
-        "protocol": _NUMBER,
-        "worker_id": _NUMBER + _NOTHING,
-        "workers_num": _NUMBER + _NOTHING,
-        "consistency": _OBJECT,
-        "on_lost": _TEXT + _NOTHING,
-        "exchange": _OBJECT + _NOTHING,
-    },
-    "hello": {},
-    "challenge": {"nonce": _TEXT},
-    "prove": {},  # whatever it gives is no proof, or it is
-    "ready": {},
-    "withdraw": {},
-    "create": {"order": _NUMBER + _NOTHING, "spec": _OBJECT, "master": _FLAG, "mode": _TEXT},
-    "share": {"spec": _OBJECT},
-    "initialised": {},
-    "close": {"number": _NUMBER},
-    "cancel": {"why": _TEXT + _NOTHING},
-    "arrived": {"barrier": _NUMBER},
-    "gather": {"number": _NUMBER},
-    "tell": {"number": _NUMBER, "note": _TEXT},
-    "ask": {"question": _OBJECT},
-    "say": {"saying": _OBJECT},
-    "combine": {"number": _NUMBER, "signature": _NUMBER, "nbytes": _NUMBER, "dtype": _TEXT, "operation": _TEXT},
-    "status": {},
-    "look": {"kind": _TEXT, "name": _TEXT},
-}
+_Number = Annotated[int, Meta(gt=-(2**62), lt=2**62)]
+_Text = Annotated[str, Meta(max_length=2000)]
+OnLost = Literal["stop", "continue"]
 
 
-def asked(request: Message) -> str:
-    """Returns what a request asks for.
+class _Request(Struct, tag_field="do", tag=str.lower, kw_only=True):
+    """``id`` is the request's number, which its answers repeat."""
+
+    id: _Number | None = None
+
+
+# -- from any process --------------------------------------------------------------------------------------------
+
+
+class Hello(_Request):
+    """Answered at once: a process that stays asleep instead is stopped, hangs or is not a node."""
+
+
+class Challenge(_Request):
+    """Asks the node to prove that it knows the job's secret. Sent where the kernel cannot tell users apart."""
+
+    nonce: _Text
+
+
+class Prove(_Request):
+    """Proves that this process knows it; until then it gets no other answer there."""
+
+    proof: Any = None
+
+
+class Status(_Request):
+    """Asks for what ``multiverso top`` shows."""
+
+
+class Look(_Request):
+    """Asks for a table (``"name"``) or plain memory (``"memory"``), to read it only.
+
+    The answer has its ``offset`` (null: none has this name) and ``size``, of a table its ``spec`` and ``mode``; beside
+    it comes a descriptor of the job's memory that cannot be written through. The node ends the connection before it
+    gives the memory to another table.
+    """
+
+    kind: Literal["name", "memory"]
+    name: _Text
+
+
+# -- from workers ------------------------------------------------------------------------------------------------
+
+
+class Consistency(Struct):
+    """A mode of `spec.modes`, and its bound in ticks."""
+
+    mode: str
+    staleness: _Number
+
+    def __post_init__(self) -> None:
+        if self.mode not in MODES:
+            raise ValueError(f"there is no consistency {self.mode!r}")
+
+
+class Attach(_Request):
+    """Asks for a place in the job.
+
+    The answer is ``{"later": true}`` while the place's dead owner is not quite gone; otherwise ``worker_id``,
+    ``workers_num``, ``incarnation`` (how many processes had the place before), ``control`` (bytes of the control
+    segment, which begins the job's memory), on several hosts ``job``, ``places`` and ``here``; beside it comes the
+    descriptor of the job's memory.
+    """
+
+    protocol: _Number
+    consistency: Consistency
+    worker_id: _Number | None = None
+    workers_num: _Number | None = None
+    on_lost: OnLost | None = None
+    exchange: dict[str, Any] | None = None
+
+
+class Ready(_Request):
+    """This worker holds its life lock. Answered once all workers of a job of fixed size are ready."""
+
+
+class Withdraw(_Request):
+    """``init`` was interrupted: its process may come again, and the others wait on. Refused to one that has begun."""
+
+
+class Create(_Request):
+    """Asks for a table: by ``order``, counted from 1, or by the name in its spec. See *create* in the protocol."""
+
+    spec: dict[str, Any]
+    order: _Number | None = None
+    master: bool = False
+
+
+class Share(_Request):
+    """Asks for plain memory, as `Create` does for a table; the first worker's turn initialises it."""
+
+    spec: dict[str, Any]
+
+
+MemoryRequest = Create | Share
+
+
+class Initialised(_Request):
+    """This worker has written its initial value. No answer."""
+
+
+class Close(_Request):
+    """This worker has unmapped a table or plain memory."""
+
+    number: _Number
+
+
+class Cancel(_Request):
+    """The session no longer waits for the answer to its last request. No answer.
+
+    ``why``: it has no room for the table; then nobody gets it, and all raise `OutOfMemoryError`.
+    """
+
+    why: _Text | None = None
+
+
+# -- from workers of a job on several hosts ----------------------------------------------------------------------
+
+
+class Arrived(_Request):
+    """This worker is about to wait at a barrier, or counts as past it. No answer."""
+
+    barrier: _Number
+
+
+class Gather(_Request):
+    """This worker is about to save the tables. No answer.
+
+    The control segment's ``GATHERED`` is ``number`` once what other hosts had not sent is here.
+    """
+
+    number: _Number
+
+
+class Tell(_Request):
+    """Answered with all workers' ``notes`` once each has told its own."""
+
+    number: _Number
+    note: _Text
+
+
+class Ask(_Request):
+    """Asks the coordinator; its ``answer`` may come after some that only say for whom it waits."""
+
+    question: dict[str, Any]
+
+
+class Say(_Request):
+    """Tells the coordinator something. No answer."""
+
+    saying: dict[str, Any]
+
+
+class Combine(_Request):
+    """This worker's part of a piece of a reduction is in its slot. No answer."""
+
+    number: _Number
+    signature: _Number
+    nbytes: _Number
+    dtype: _Text
+    operation: _Text
+
+
+Request = (
+    Hello | Challenge | Prove | Status | Look | Attach | Ready | Withdraw | Create | Share | Initialised | Close
+    | Cancel | Arrived | Gather | Tell | Ask | Say | Combine
+)  # fmt: skip
+
+
+def request_of(message: Message) -> Request:
+    """Returns the request that a message is.
 
     Raises:
-        StartupError: nobody knows such a request.
+        StartupError: it is none.
     """
-    do = request.get("do")
-    if not isinstance(do, str) or do not in _FIELDS:
-        raise StartupError(f"this node does not know the request {_cut(do)}")
-    return do
+    try:
+        request: Request = msgspec.convert(message, Request)
+    except (msgspec.ValidationError, OverflowError, RecursionError) as error:
+        raise StartupError(f"the node does not know this request ({error}): {str(message)[:500]}") from error
+    return request
 
 
-def check(request: Message) -> None:
-    """Looks whether a request's fields are what they have to be.
-
-    Raises:
-        StartupError: they are not, or nobody knows such a request.
-    """
-    do = asked(request)
-    for name, kind in _FIELDS[do].items():
-        if not _is(request.get(name), kind):
-            raise StartupError(f"in the request {do!r}, {name} has to be {kind}; got {_cut(request.get(name))}")
-    if do == "attach":
-        _check_attach(request)
-
-
-def _check_attach(request: Message) -> None:
-    consistency = request["consistency"]
-    if consistency.get("mode") not in MODES or not _is(consistency.get("staleness"), _NUMBER):
-        raise StartupError(f"this node knows no consistency {_cut(consistency)}")
-    if request["on_lost"] not in (None, "stop", "continue"):
-        raise StartupError(f"on_lost is 'stop' or 'continue'; got {_cut(request['on_lost'])}")
-
-
-def _is(value: Any, kind: str) -> bool:
-    if kind.endswith(_NOTHING):
-        return value is None or _is(value, kind.removesuffix(_NOTHING))
-    if kind == _NUMBER:
-        return type(value) is int and -_LARGEST < value < _LARGEST
-    if kind == _TEXT:
-        return isinstance(value, str) and len(value) <= _LONGEST_TEXT
-    return isinstance(value, dict if kind == _OBJECT else bool)
-
-
-def _cut(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 100 else text[:100] + " ..."
+def message_of(request: Request) -> Message:
+    """Returns a request as it travels."""
+    message: Message = msgspec.to_builtins(request)
+    return message

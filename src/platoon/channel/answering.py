@@ -16,7 +16,7 @@ from multiverso.runtime.node.connection import Connection
 from multiverso.runtime.node.entrance import Entrance
 from multiverso.wire import messages
 from multiverso.wire.messages import Message
-from multiverso.wire.requests import check
+from multiverso.wire.requests import Challenge, Prove, request_of
 from multiverso.wire.trust import SECRET_VARIABLE
 from platoon.channel.wire import RESERVED, dumps, loads, socket_name
 from platoon.reporting import Reporter
@@ -104,12 +104,14 @@ class Door:
     def _prove(self, connection: Connection, message: Message) -> None:
         """Where users cannot be told apart, each side proves to the other that it is this user's."""
         try:
-            check(message)
-            answer = self.entrance.challenge if message["do"] == "challenge" else self.entrance.prove
-            answer(connection, message)
+            match request_of(message):
+                case Challenge() as request:
+                    self.entrance.challenge(connection, request)
+                case Prove() as request:
+                    self.entrance.prove(connection, request)
         except StartupError as error:
             self._on_refused("a connection", str(error))
-            connection.refuse(message, error)
+            connection.refuse(message.get("id"), error)
 
     def _refuse_user(self, pid: int, uid: int) -> None:
         self._on_refused(f"process {pid}", f"belongs to user {uid}")
@@ -227,15 +229,15 @@ class Answering:
 
     def _answer_one(self, connection: Connection, message: Message) -> bool:
         try:
-            connection.reply(message, {"answer": dumps(self._answer(Query.read(message, connection.pid)))})
+            connection.reply(message.get("id"), {"answer": dumps(self._answer(Query.read(message, connection.pid)))})
         except PlatoonError as error:
-            connection.reply(message, {"failed": str(error)})
+            connection.reply(message.get("id"), {"failed": str(error)})
         except BadRequest as error:
             self._reporter.refuse("a request", f"makes no sense: {error}")
-            connection.reply(message, {"failed": str(error)})
+            connection.reply(message.get("id"), {"failed": str(error)})
         except Exception as error:
             text = "".join(traceback.format_exception(error))
-            connection.reply(message, {"failed": f"the controller failed:\n{text}"})
+            connection.reply(message.get("id"), {"failed": f"the controller failed:\n{text}"})
             self._reporter.say("failed", f"the controller failed in handle_control:\n{text}")
             return False
         return True

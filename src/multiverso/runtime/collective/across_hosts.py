@@ -28,6 +28,7 @@ from multiverso.runtime.several_hosts.reductions import (
     memory_bytes,
     slots_at,
 )
+from multiverso.wire.requests import Combine
 
 # What a worker that is gone has told its node before is on its way for a moment; one that has left in order may have
 # done so because it had everything.
@@ -91,8 +92,7 @@ class AcrossHosts:
     def _give(self, part: Array, operation: str, signature: int) -> None:
         number = self._before + self._given + 1
         self._array(number, self._slot, part.nbytes, part.dtype)[...] = part
-        told = {"number": number, "nbytes": part.nbytes, "dtype": part.dtype.name, "operation": operation}
-        self._session.node.tell({"do": "combine", "signature": signature, **told})
+        self._session.node.tell(Combine(number, signature, part.nbytes, part.dtype.name, operation))
 
     def _array(self, number: int, slot: int, nbytes: int, dtype: np.dtype[Any]) -> Array:
         small = nbytes <= SMALL_BYTES

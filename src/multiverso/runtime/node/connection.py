@@ -34,10 +34,10 @@ class Connection:
             raise StartupError("this process takes no part in the job (any more): attach first")
         return self.worker_id
 
-    def reply(self, request: Message, body: Message, descriptors: tuple[int, ...] = ()) -> None:
-        """Answers; a peer that is gone is somebody else's business, and one that does not read is cut off."""
+    def reply(self, number: int | None, body: Message, descriptors: tuple[int, ...] = ()) -> None:
+        """Answers the request of this number. A peer that does not read is cut off; one that is gone is ignored."""
         try:
-            messages.send(self.socket, {"re": request.get("id"), **body}, descriptors)
+            messages.send(self.socket, {"re": number, **body}, descriptors)
         except BlockingIOError:
             self.cut()
         except OSError:
@@ -48,7 +48,7 @@ class Connection:
         with contextlib.suppress(OSError):
             self.socket.shutdown(socket.SHUT_RDWR)
 
-    def refuse(self, request: Message, error: MultiversoError) -> None:
-        """Answers with an error that the session raises."""
+    def refuse(self, number: int | None, error: MultiversoError) -> None:
+        """Answers the request of this number with an error that the session raises."""
         lost = list(getattr(error, "worker_ids", ()))
-        self.reply(request, {"error": type(error).__name__, "message": str(error), "worker_ids": lost})
+        self.reply(number, {"error": type(error).__name__, "message": str(error), "worker_ids": lost})

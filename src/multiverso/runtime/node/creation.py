@@ -21,7 +21,7 @@ from multiverso.runtime.job.wait_graph import names
 from multiverso.runtime.node.catalogue import Catalogue, Key, Piece, Spec, words
 from multiverso.runtime.node.connection import Connection
 from multiverso.spec.table import TableSpec
-from multiverso.wire.messages import Message
+from multiverso.wire.requests import Create, MemoryRequest
 
 
 @dataclass(frozen=True)
@@ -29,9 +29,14 @@ class Asked:
     """A worker's request for a table or plain memory."""
 
     connection: Connection
-    request: Message
+    request: MemoryRequest
     spec: Spec
     mode: str
+
+    @property
+    def is_master(self) -> bool:
+        """Whether this worker's initial value is the one that counts."""
+        return isinstance(self.request, Create) and self.request.master
 
 
 @dataclass
@@ -82,7 +87,7 @@ class Creations:
         self._creations: dict[Key, Creation] = {}
         self._doomed: dict[int, Piece] = {}  # by the worker that still writes it
 
-    def ask(self, connection: Connection, request: Message, key: Key, spec: Spec, mode: str) -> None:
+    def ask(self, connection: Connection, request: MemoryRequest, key: Key, spec: Spec, mode: str) -> None:
         """A worker asks for a table or plain memory; it is answered when everybody whom that concerns has asked.
 
         Raises:
@@ -97,7 +102,7 @@ class Creations:
             if piece is not None:
                 check_equal(piece, spec)
                 self._hand_over(connection, request, piece, late=True)
-                connection.reply(request, {"turn": False})
+                connection.reply(request.id, {"turn": False})
                 return
             if self._catalogue.is_over(key):
                 raise TableMismatchError(
@@ -169,7 +174,7 @@ class Creations:
             try:
                 check_equal(piece, asked.spec)  # by name, another host's worker may have been first
             except TableMismatchError as error:
-                asked.connection.refuse(asked.request, error)
+                asked.connection.refuse(asked.request.id, error)
                 del creation.waiting[worker_id]
                 continue
             self._hand_over(asked.connection, asked.request, piece)
@@ -191,7 +196,7 @@ class Creations:
             creation.written = True
             asked = creation.waiting[creation.turn_of]
             turn = {"turn": True, "clear": clear, "of": len(writers), "last": last}
-            asked.connection.reply(asked.request, turn)
+            asked.connection.reply(asked.request.id, turn)
         else:
             creation.turns = None  # it was interrupted: everybody waits until it asks again
 
@@ -213,7 +218,7 @@ class Creations:
         for asked in creation.waiting.values():
             if creation.by_order:  # from here on the others wait for it, also when it is interrupted
                 asked.connection.enrolled_in = None
-            asked.connection.reply(asked.request, {"turn": False})
+            asked.connection.reply(asked.request.id, {"turn": False})
 
     def _is_complete(self, creation: Creation) -> bool:
         """By order: whether every live worker has asked for the same; refuses when that cannot come to be."""
@@ -243,11 +248,11 @@ class Creations:
             return [i for i in waiting if i in creation.creators] or waiting[:1]
         asked = creation.waiting[waiting[0]]
         if isinstance(asked.spec, TableSpec) and asked.spec.initial == "master":
-            masters = [i for i in waiting if creation.waiting[i].request.get("master")]
+            masters = [i for i in waiting if creation.waiting[i].is_master]
             return (masters or waiting)[:1]
         return waiting
 
-    def _hand_over(self, connection: Connection, request: Message, piece: Piece, late: bool = False) -> None:
+    def _hand_over(self, connection: Connection, request: MemoryRequest, piece: Piece, late: bool = False) -> None:
         """Tells a worker where a piece is.
 
         The worker takes part from here on, before anyone is let go: a round or a clock must not go ahead without
@@ -263,7 +268,7 @@ class Creations:
             shard.enrol(worker_id)
         where = {"number": piece.number, "offset": piece.offset, "size": piece.size}
         how = {"workers": shard.workers, "mode": shard.mode} if shard else {"workers": 0, "mode": 0}
-        connection.reply(request, {**where, **how, "enrol": enrol and late})
+        connection.reply(request.id, {**where, **how, "enrol": enrol and late})
 
     # -- what goes wrong --------------------------------------------------------------------------------------
 
@@ -320,7 +325,7 @@ class Creations:
     def _refuse(self, creation: Creation, error: MultiversoError) -> None:
         for asked in creation.waiting.values():
             asked.connection.enrolled_in = None
-            asked.connection.refuse(asked.request, error)
+            asked.connection.refuse(asked.request.id, error)
         self._forget(creation)
 
     def _forget(self, creation: Creation) -> None:

@@ -15,7 +15,7 @@ from multiverso.errors import StartupError
 from multiverso.node_log import log
 from multiverso.runtime.node.connection import Connection
 from multiverso.wire import messages, trust
-from multiverso.wire.messages import Message
+from multiverso.wire.requests import Challenge, Prove
 
 _ACCEPTED_AT_ONCE = 128
 
@@ -114,21 +114,21 @@ class Entrance:
 
     # -- where users cannot be told apart --------------------------------------------------------------------
 
-    def challenge(self, connection: Connection, request: Message) -> None:
+    def challenge(self, connection: Connection, request: Challenge) -> None:
         """A worker asks whether this is its node."""
-        connection.nonces = (str(request["nonce"]), trust.new_secret())
-        connection.reply(request, {"nonce": connection.nonces[1], "proof": self._proof(connection, "node")})
+        connection.nonces = (request.nonce, trust.new_secret())
+        connection.reply(request.id, {"nonce": connection.nonces[1], "proof": self._proof(connection, "node")})
 
-    def prove(self, connection: Connection, request: Message) -> None:
+    def prove(self, connection: Connection, request: Prove) -> None:
         """A worker proves that it is one of ours.
 
         Raises:
             StartupError: it does not.
         """
-        if not trust.is_proof(request.get("proof"), self._proof(connection, "worker")):
+        if not trust.is_proof(request.proof, self._proof(connection, "worker")):
             raise StartupError("this process does not know the job's secret")
         connection.proven = True
-        connection.reply(request, {"proven": True})
+        connection.reply(request.id, {"proven": True})
 
     def _proof(self, connection: Connection, role: str) -> str:
         if connection.nonces is None:

@@ -6,11 +6,13 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from multiverso.errors import StartupError
 from multiverso.runtime.job.control import Control
 from multiverso.runtime.node.catalogue import Catalogue
 from multiverso.runtime.node.connection import Connection
 from multiverso.runtime.node.creation import Creations
 from multiverso.wire.messages import Message
+from multiverso.wire.requests import Attach, Request
 
 
 class Hosts:
@@ -60,9 +62,13 @@ class Hosts:
         """
         return Creations(catalogue, control, fixed)
 
-    def requests(self) -> dict[str, Callable[[Connection, Message], None]]:
-        """Returns what answers the requests that only workers of several hosts have."""
-        return {}
+    def answer(self, connection: Connection, request: Request) -> None:
+        """Answers what only workers of a job on several hosts ask.
+
+        Raises:
+            StartupError: this one is on one host.
+        """
+        raise StartupError(f"only workers of a job on several hosts ask for {type(request).__name__!r}")
 
     def stay(self, closing: threading.Event, stopped: Callable[[], bool] | None) -> bool:
         """Waits until no other host needs this one's copies; see `Node.stay`."""
@@ -70,7 +76,7 @@ class Hosts:
 
     # -- what happens on this host ---------------------------------------------------------------------------
 
-    def options_of(self, request: Message) -> Message:
+    def options_of(self, request: Attach) -> Message:
         """Returns the options for several hosts with which a worker has called ``init``.
 
         Raises:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+import msgspec
+
 from multiverso.errors import MultiversoError, StartupError
 from multiverso.layout import words as at
 from multiverso.node_log import log
@@ -19,6 +21,7 @@ from multiverso.runtime.node.job_memory import JobMemory
 from multiverso.runtime.node.numbers import Attached, Numbers, is_child
 from multiverso.wire import messages
 from multiverso.wire.messages import Message
+from multiverso.wire.requests import Attach, Ready, Withdraw
 
 BARRIERS = (0, "barriers")  # beside the tables, whose numbers begin at 1
 
@@ -84,8 +87,8 @@ class Membership:
         self._missed: set[int] = set()
         self._hosts = hosts
         self._lives = 0
-        self._waiting_ready: list[tuple[Connection, Message]] = []
-        self._waiting_attach: list[tuple[Connection, Message]] = []
+        self._waiting_ready: list[tuple[Connection, Ready]] = []
+        self._waiting_attach: list[tuple[Connection, Attach]] = []
         self._begin()
 
     def _begin(self) -> None:
@@ -176,15 +179,15 @@ class Membership:
 
     # -- coming ----------------------------------------------------------------------------------------------
 
-    def attach(self, connection: Connection, request: Message) -> None:
+    def attach(self, connection: Connection, request: Attach) -> None:
         """Gives a worker its number, or lets it wait until the last run has ended."""
-        if request.get("protocol") != messages.PROTOCOL:
+        if request.protocol != messages.PROTOCOL:
             raise StartupError(
-                f"this worker speaks protocol {request.get('protocol')}, the job's node {messages.PROTOCOL}: "
+                f"this worker speaks protocol {request.protocol}, the job's node {messages.PROTOCOL}: "
                 "use one version of multiverso in all workers"
             )
-        options = {"consistency": request["consistency"], "on_lost": request.get("on_lost") or self._on_lost}
-        wish, number = request.get("worker_id"), request.get("workers_num")
+        options = {"consistency": msgspec.to_builtins(request.consistency), "on_lost": request.on_lost or self._on_lost}
+        wish, number = request.worker_id, request.workers_num
         if self.workers_num is not None and number not in (None, self.workers_num):
             raise StartupError(f"this worker expects {number} workers, but the job has {self.workers_num}")
         if wish is not None and not 0 <= wish < self.control.capacity:
@@ -193,7 +196,7 @@ class Membership:
             raise StartupError(f"worker {wish} belongs to {self.control.places[wish]}, not to {self.control.here}")
         options |= self._hosts.options_of(request)
         if self._numbers.is_late(wish) or self._hosts.is_entering:
-            connection.reply(request, {"later": True})
+            connection.reply(request.id, {"later": True})
             return
         if wish in self._missed:
             raise too_late(wish)
@@ -224,7 +227,7 @@ class Membership:
             return False
         return not self.lost() or self._numbers.free(wish) is None
 
-    def _admit(self, connection: Connection, request: Message, worker_id: int) -> None:
+    def _admit(self, connection: Connection, request: Attach, worker_id: int) -> None:
         if self._replaces_lost(worker_id):
             self._incarnations[worker_id] = self._incarnations.get(worker_id, 0) + 1
             self._ended.discard(worker_id)
@@ -245,12 +248,12 @@ class Membership:
             "incarnation": self._incarnations.get(worker_id, 0) + self._hosts.times_replaced,
             **self._hosts.facts_for_worker(),
         }
-        connection.reply(request, body, (self._memory.heap.descriptor,))
+        connection.reply(request.id, body, (self._memory.heap.descriptor,))
 
     def _replaces_lost(self, worker_id: int) -> bool:
         return self.workers_num is not None and self.control.liveness(worker_id) == at.LOST
 
-    def ready(self, connection: Connection, request: Message) -> None:
+    def ready(self, connection: Connection, request: Ready) -> None:
         """The worker holds its life mutex; it is let go once all are there."""
         worker_id = connection.worker_id
         if worker_id is None or worker_id not in self.attached:
@@ -270,11 +273,11 @@ class Membership:
         lost = self.lost()
         if lost and not self.control.continues:
             for connection, request in self._waiting_ready:
-                connection.refuse(request, lost_error(lost, "while the job was starting"))
+                connection.refuse(request.id, lost_error(lost, "while the job was starting"))
             self._waiting_ready.clear()
         if self._agreed and not self._missing_at_start():
             for connection, request in self._waiting_ready:
-                connection.reply(request, {"ready": True})
+                connection.reply(request.id, {"ready": True})
             self._waiting_ready.clear()
 
     def _missing_at_start(self) -> list[int]:
@@ -290,7 +293,7 @@ class Membership:
 
     # -- going -----------------------------------------------------------------------------------------------
 
-    def withdraw(self, connection: Connection, request: Message) -> None:
+    def withdraw(self, connection: Connection, request: Withdraw) -> None:
         """A worker's `init` was interrupted: it is not lost, as its process may call it again. The others wait on."""
         worker_id = connection.attached_id
         done = self.control.worker(worker_id)
@@ -303,7 +306,7 @@ class Membership:
         self.forget(connection)
         connection.worker_id = connection.life = None
         self.attached[worker_id] = Attached(connection, pid=connection.pid, withdrawn=True)
-        connection.reply(request, {"withdrawn": True})
+        connection.reply(request.id, {"withdrawn": True})
 
     def goes_on_without(self) -> bool:
         """Returns whether this generation goes on when a worker dies, whatever its node was to do. From any thread."""
@@ -349,7 +352,7 @@ class Membership:
         assert asked is not None
         self._refused = differ(asked, options)
         for connection, request in self._waiting_ready:
-            connection.refuse(request, self._refused)
+            connection.refuse(request.id, self._refused)
         self._waiting_ready.clear()
 
     def changed(self, worker_id: int) -> None:
@@ -415,4 +418,4 @@ class Membership:
                 try:
                     self.attach(connection, request)
                 except MultiversoError as error:
-                    connection.refuse(request, error)
+                    connection.refuse(request.id, error)

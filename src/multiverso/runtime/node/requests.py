@@ -1,9 +1,8 @@
-"""What the node does for each request of a process on its host; `wire.requests` says what requests look like."""
+"""What the node does for each request of a process on its host."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 from typing import Any
 
 from multiverso.errors import MultiversoError, StartupError
@@ -14,8 +13,8 @@ from multiverso.runtime.node.hosts import Hosts
 from multiverso.runtime.node.membership import Membership
 from multiverso.runtime.node.status import status_of
 from multiverso.spec.table import MemorySpec, TableSpec
+from multiverso.wire import requests as asked
 from multiverso.wire.messages import Message
-from multiverso.wire.requests import asked, check
 
 
 class Requests:
@@ -38,98 +37,77 @@ class Requests:
         """Returns what ``multiverso top`` shows: workers, what they wait for, tables and their statistics."""
         return status_of(self._entrance.address, self._began, self._members, self._hosts)
 
-    def answer(self, connection: Connection, request: Message) -> None:
+    def answer(self, connection: Connection, message: Message) -> None:
         """Does what is asked for, now or when others have asked too, or says why it cannot be."""
         try:
-            do = asked(request)
-            if not connection.proven and do not in ("challenge", "prove"):
+            if not connection.proven and message.get("do") not in ("challenge", "prove"):
                 raise StartupError(
                     "this node cannot tell users apart, and this process has not proven that it knows the job's secret"
                 )
-            check(request)
-            self._handler(do)(connection, request)
+            self._answer(connection, asked.request_of(message))
         except MultiversoError as error:
-            connection.refuse(request, error)
+            connection.refuse(message.get("id"), error)
         except (KeyError, TypeError, ValueError) as error:
             # one worker's broken message must not end everybody's job
-            text = str(request)[:500]
-            connection.refuse(request, StartupError(f"the node cannot read this request ({error!r}): {text}"))
+            text = str(message)[:500]
+            connection.refuse(message.get("id"), StartupError(f"the node cannot read this request ({error!r}): {text}"))
 
-    def _handler(self, do: str) -> Callable[[Connection, Message], None]:
-        # made for each request: kept, it would be a cycle, and keep the job's memory until a collection
-        handlers = self._hosts.requests() | {
-            "hello": self._hello,
-            "challenge": self._entrance.challenge,
-            "prove": self._entrance.prove,
-            "attach": self._members.attach,
-            "ready": self._members.ready,
-            "withdraw": self._members.withdraw,
-            "create": self._create,
-            "share": self._share,
-            "initialised": self._initialised,
-            "close": self._close_table,
-            "cancel": self._cancel,
-            "status": self._status,
-            "look": self._look,
-        }
-        if do not in handlers:
-            raise StartupError(f"only workers of a job on several hosts send the request {do!r}")
-        return handlers[do]
-
-    # -- of any process --------------------------------------------------------------------------------------
-
-    def _hello(self, connection: Connection, request: Message) -> None:
-        connection.reply(request, {})
-
-    def _status(self, connection: Connection, request: Message) -> None:
-        connection.reply(request, {"status": self.status()})
-
-    def _look(self, connection: Connection, request: Message) -> None:
-        _look(connection, request, self._members.catalogue, self._members.memory)
-
-    # -- of workers, for tables ------------------------------------------------------------------------------
-
-    def _create(self, connection: Connection, request: Message) -> None:
-        spec = TableSpec.from_message(request["spec"])
-        key = ("name", spec.name) if spec.name is not None else ("order", int(request["order"]))
-        self._members.creations.ask(connection, request, key, spec, self._members.mode)
-
-    def _share(self, connection: Connection, request: Message) -> None:
-        spec = MemorySpec.from_message(request["spec"])
-        self._members.creations.ask(connection, request, ("memory", spec.name), spec, "")
-
-    def _initialised(self, connection: Connection, request: Message) -> None:
-        self._members.creations.initialised(connection.attached_id)
-
-    def _close_table(self, connection: Connection, request: Message) -> None:
-        self._members.catalogue.close(int(request["number"]), connection.attached_id)
-        connection.reply(request, {"closed": True})
-
-    def _cancel(self, connection: Connection, request: Message) -> None:
-        """The session gave up waiting for an answer."""
-        self._members.forget(connection)
-        if connection.worker_id is not None:
-            self._members.creations.cancel(connection, request.get("why"))
+    def _answer(self, connection: Connection, request: asked.Request) -> None:
+        members = self._members
+        match request:
+            case asked.Hello():
+                connection.reply(request.id, {})
+            case asked.Challenge():
+                self._entrance.challenge(connection, request)
+            case asked.Prove():
+                self._entrance.prove(connection, request)
+            case asked.Status():
+                connection.reply(request.id, {"status": self.status()})
+            case asked.Look():
+                _look(connection, request, members.catalogue, members.memory)
+            case asked.Attach():
+                members.attach(connection, request)
+            case asked.Ready():
+                members.ready(connection, request)
+            case asked.Withdraw():
+                members.withdraw(connection, request)
+            case asked.Create():
+                spec = TableSpec.from_message(request.spec)
+                if spec.name is None and request.order is None:
+                    raise StartupError("a table has a name, or a number in the order of creation")
+                key = ("name", spec.name) if spec.name is not None else ("order", request.order or 0)
+                members.creations.ask(connection, request, key, spec, members.mode)
+            case asked.Share():
+                memory = MemorySpec.from_message(request.spec)
+                members.creations.ask(connection, request, ("memory", memory.name), memory, "")
+            case asked.Initialised():
+                members.creations.initialised(connection.attached_id)
+            case asked.Close():
+                members.catalogue.close(request.number, connection.attached_id)
+                connection.reply(request.id, {"closed": True})
+            case asked.Cancel():
+                members.forget(connection)
+                if connection.worker_id is not None:
+                    members.creations.cancel(connection, request.why)
+            case _:
+                self._hosts.answer(connection, request)
 
 
-def _look(connection: Connection, request: Message, catalogue: Catalogue, descriptor: int) -> None:
+def _look(connection: Connection, request: asked.Look, catalogue: Catalogue, descriptor: int) -> None:
     """Gives a process that only looks at a table its place, and memory that cannot be written to.
 
     Args:
         connection: of whoever asks: a process of this user (that knows the job's secret, where that is asked for).
-        request: names a table (``"name"``) or plain memory (``"memory"``).
+        request: names it.
         catalogue: what the job has.
         descriptor: of the job's memory.
 
     Raises:
         StartupError: this system gives no descriptor that is only for reading.
     """
-    kind, name = request["kind"], request["name"]
-    if kind not in ("name", "memory"):
-        raise StartupError(f"what is looked at is of the kind 'name' or 'memory'; got {kind!r}")
-    piece = catalogue.find((kind, name))
+    piece = catalogue.find((request.kind, request.name))
     if piece is None:
-        connection.reply(request, {"offset": None})
+        connection.reply(request.id, {"offset": None})
         return
     body: Message = {"offset": piece.offset, "size": piece.size}
     if isinstance(piece.spec, TableSpec) and piece.shard is not None:
@@ -141,6 +119,6 @@ def _look(connection: Connection, request: Message, catalogue: Catalogue, descri
         raise StartupError(f"this system gives no memory that can only be read ({error})") from error
     try:
         catalogue.lend(piece, connection)
-        connection.reply(request, body, (reading,))
+        connection.reply(request.id, body, (reading,))
     finally:
         os.close(reading)

@@ -11,8 +11,7 @@ from multiverso.errors import MultiversoError, WaitTimeoutError
 from multiverso.layout import words as at
 from multiverso.runtime.job.control import Control
 from multiverso.runtime.session.node_link import NodeLink
-from multiverso.wire import messages
-from multiverso.wire.messages import Message
+from multiverso.wire.requests import Attach, Withdraw
 
 _WITHDRAW_SECONDS = 1.0
 _LATER_SECONDS = 0.02
@@ -41,12 +40,12 @@ class Place:
     here: str
 
 
-def ask_for_place(link: NodeLink, wishes: Message, deadline: Deadline) -> tuple[Place, list[int]]:
+def ask_for_place(link: NodeLink, request: Attach, deadline: Deadline) -> tuple[Place, list[int]]:
     """Asks the node for a place until it gives one.
 
     Args:
         link: the connection to it.
-        wishes: the arguments of ``init``, as the message ``attach`` has them (``docs/protocol.md``).
+        request: has the arguments of ``init``.
         deadline: until when.
 
     Returns:
@@ -57,7 +56,6 @@ def ask_for_place(link: NodeLink, wishes: Message, deadline: Deadline) -> tuple[
         StartupError: the job has none for this worker, or the options differ from the other workers'.
         WaitTimeoutError: there was none in time.
     """
-    request: Message = {"do": "attach", "protocol": messages.PROTOCOL, **wishes}
     what = "a place in the job"
     answer, descriptors = link.ask(request, deadline.at, what)
     while answer.get("later"):  # the end of the one before has not had all its effects yet
@@ -115,6 +113,6 @@ def withdraw(link: NodeLink) -> bool:
         Whether the node agrees; otherwise the worker has left, or is lost.
     """
     with contextlib.suppress(MultiversoError, OSError, ValueError):
-        link.ask({"do": "withdraw"}, time.monotonic() + _WITHDRAW_SECONDS, "leave to come again")
+        link.ask(Withdraw(), time.monotonic() + _WITHDRAW_SECONDS, "leave to come again")
         return True
     return False

@@ -22,6 +22,7 @@ from multiverso.runtime.session.view import SessionView
 from multiverso.shards.shard import Shard
 from multiverso.spec.table import MemorySpec, TableSpec
 from multiverso.wire.messages import Message
+from multiverso.wire.requests import Close, Create, Initialised, MemoryRequest, Share
 
 _LONGEST_SECONDS = 10.0  # then they train for long between two rounds, or have no use for that table any more
 _LOOK_SECONDS = 0.01
@@ -102,13 +103,7 @@ class Holdings:
         order = self._created + 1
         by_order = spec.name is None
         what = f"table number {order}" if by_order else f"table {spec.name!r}"
-        request = {
-            "do": "create",
-            "order": order if by_order else None,
-            "spec": spec.as_message(),
-            "master": master,
-            "mode": self._session.consistency.name,
-        }
+        request = Create(spec.as_message(), order if by_order else None, master)
         shards: list[Shard] = []
 
         def place(segment: Segment, answer: Message) -> None:
@@ -173,7 +168,7 @@ class Holdings:
             if initialise is not None:
                 initialise(memories[0])
 
-        request = {"do": "share", "spec": spec.as_message()}
+        request = Share(spec.as_message())
         number = self._open(request, place, write, f"the shared memory {spec.name!r}", deadline, 0, spec.sparse)
         self._mapped.setdefault(number, []).extend(segments)
         self._memories[number] = memories[0]
@@ -185,7 +180,7 @@ class Holdings:
 
     def _open(
         self,
-        request: Message,
+        request: MemoryRequest,
         place: Callable[[Segment, Message], None],
         write: Callable[[bool, bool, int], None],
         what: str,
@@ -207,7 +202,7 @@ class Holdings:
                 if not answer["turn"]:
                     return number
                 write(bool(answer["clear"]), bool(answer["last"]), int(answer["of"]))
-                self._link.tell({"do": "initialised"})
+                self._link.tell(Initialised())
         except BaseException as error:
             # or the others would wait for this worker's turn
             self._link.give_up(str(error) if isinstance(error, OutOfMemoryError) else None)
@@ -254,7 +249,7 @@ class Holdings:
         self._mapped.pop(number, None)
 
     def _tell_closed(self, number: int, what: str, may_ask: bool) -> None:
-        request = {"do": "close", "number": number}
+        request = Close(number)
         if may_ask:
             patience = Patience(self._session, self._session.start_deadline(), what, self._link)
             self._link.ask(request, patience.deadline.at, what, patience.raise_if_over)

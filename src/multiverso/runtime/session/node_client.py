@@ -12,6 +12,7 @@ from multiverso.runtime.session.node_link import NodeLink
 from multiverso.runtime.session.patience import Patience
 from multiverso.runtime.session.view import SessionView
 from multiverso.wire.messages import Message
+from multiverso.wire.requests import Arrived, Ask, Gather, Request, Say, Tell
 
 
 class NodeClient:
@@ -28,7 +29,7 @@ class NodeClient:
         self._link, self._lock = link, lock
         self._gatherings = 0  # what `gather` has asked for, by this worker
 
-    def tell(self, message: Message) -> None:
+    def tell(self, message: Request) -> None:
         """Tells the node something that has no answer."""
         with self._lock:
             self._link.tell(message)
@@ -36,7 +37,7 @@ class NodeClient:
     def arrive(self, barrier: int) -> None:
         """Before a barrier of a job on several hosts: tells the node, which sees to what was added before it."""
         if self._session.control.places:
-            self.tell({"do": "arrived", "barrier": barrier})
+            self.tell(Arrived(barrier))
 
     def gather(self) -> int:
         """Asks for what other hosts have added and not sent yet. Does not wait.
@@ -46,7 +47,7 @@ class NodeClient:
         """
         with self._lock:
             self._gatherings = max(self._gatherings, self._session.control.gathered) + 1
-            self._link.tell({"do": "gather", "number": self._gatherings})
+            self._link.tell(Gather(self._gatherings))
             return self._gatherings
 
     def tell_all(self, note: str) -> dict[int, str | None]:
@@ -59,7 +60,7 @@ class NodeClient:
         session.check_may_wait()
         with self._lock:
             patience = Patience(session, session.start_deadline(), "what the other workers have to tell", self._link)
-            request = {"do": "tell", "number": session.barriers, "note": note}
+            request = Tell(session.barriers, note)
             try:
                 answer, _ = self._link.ask(request, patience.deadline.at, "the others' notes", patience.raise_if_over)
             except BaseException:
@@ -85,9 +86,8 @@ class NodeClient:
         self._session.check_may_wait()
         with self._lock:
             patience = Patience(self._session, deadline, what)
-            asked: Message = {"do": "ask", "question": question}
             try:
-                told, _ = self._link.ask(asked, deadline.at, what, patience.raise_if_over)
+                told, _ = self._link.ask(Ask(question), deadline.at, what, patience.raise_if_over)
                 while "wait" in told["answer"]:
                     if waits is not None:
                         waits([int(worker) for worker in told["answer"]["wait"]])
@@ -102,4 +102,4 @@ class NodeClient:
 
     def say_to_hosts(self, saying: Message) -> None:
         """Tells the first host's node something that has no answer, see ``multiverso.hosts.control.answers``."""
-        self.tell({"do": "say", "saying": saying})
+        self.tell(Say(saying))

@@ -13,6 +13,7 @@ from multiverso.errors import MultiversoError, NodeLostError, StartupError, Wait
 from multiverso.runtime.session.node_silence import Silence, said_if_stopped
 from multiverso.wire import messages, trust
 from multiverso.wire.messages import Message
+from multiverso.wire.requests import Cancel, Challenge, Hello, Prove, Request, message_of
 
 _SLICE_SECONDS = 0.5
 _ASIDE = 0  # requests whose answers are waited for have numbers from 1
@@ -79,7 +80,7 @@ class NodeLink:
         if trust.proof_needed():
             self.prove(address, deadline, secret or trust.user_secret(), look)
         else:
-            self.ask({"do": "hello"}, deadline, "the node's first answer", look)
+            self.ask(Hello(), deadline, "the node's first answer", look)
 
     def prove(self, address: str, deadline: float, secret: str, look: Callable[[], None]) -> None:
         """Where users cannot be told apart: each side proves to the other that it knows the secret.
@@ -88,9 +89,7 @@ class NodeLink:
             StartupError: the other side does not.
         """
         nonce = trust.new_secret()
-        answer, _ = self.ask(
-            {"do": "challenge", "nonce": nonce}, deadline, "the node's proof of the job's secret", look
-        )
+        answer, _ = self.ask(Challenge(nonce), deadline, "the node's proof of the job's secret", look)
         nonces, pids = (nonce, str(answer.get("nonce"))), (os.getpid(), messages.peer(self.connection)[0])
         if not trust.is_proof(answer.get("proof"), trust.proof(secret, "node", address, nonces, pids)):
             raise StartupError(
@@ -98,18 +97,18 @@ class NodeLink:
                 "told apart here: it is another job's node, or another user's"
             )
         proof = trust.proof(secret, "worker", address, nonces, pids)
-        self.ask({"do": "prove", "proof": proof}, deadline, "the node to accept our proof of the job's secret")
+        self.ask(Prove(proof), deadline, "the node to accept our proof of the job's secret")
 
-    def tell(self, message: Message) -> None:
+    def tell(self, message: Request | Message) -> None:
         """Sends a message that has no answer of its own."""
-        self._send({**message, "id": self._number})
+        self._send(message, self._number)
 
-    def tell_aside(self, message: Message) -> None:
+    def tell_aside(self, message: Request | Message) -> None:
         """Sends a request in the middle of another one, whose answer goes on to be waited for; drops its own."""
-        self._send({**message, "id": _ASIDE})
+        self._send(message, _ASIDE)
 
     def ask(
-        self, message: Message, deadline: float, what: str, look: Callable[[], None] | None = None
+        self, message: Request | Message, deadline: float, what: str, look: Callable[[], None] | None = None
     ) -> tuple[Message, list[int]]:
         """Sends a request and waits for its (first) answer. After an error `give_up`, unless the connection ends.
 
@@ -124,7 +123,7 @@ class NodeLink:
         """
         self._close_descriptors()  # of an answer that an exception has kept from whoever asked
         self._number += 1
-        self._send({**message, "id": self._number})
+        self._send(message, self._number)
         return self.more(deadline, what, look)
 
     def more(self, deadline: float, what: str, look: Callable[[], None] | None = None) -> tuple[Message, list[int]]:
@@ -159,9 +158,10 @@ class NodeLink:
     def _who_is_missing(self) -> str:
         return "the node did not answer in time; `multiverso top` shows which workers are there"
 
-    def _send(self, message: Message) -> None:
+    def _send(self, message: Request | Message, number: int) -> None:
+        body = message if isinstance(message, dict) else message_of(message)
         try:
-            messages.send(self.connection, message)
+            messages.send(self.connection, {**body, "id": number})
         except OSError as error:
             raise NodeLostError(f"the job's node is gone ({error.strerror or error})") from error
 
@@ -176,7 +176,7 @@ class NodeLink:
             why: that it cannot be granted here, so that others need not wait for it either.
         """
         try:
-            messages.send(self.connection, {"do": "cancel", "id": self._number, "why": why})
+            messages.send(self.connection, message_of(Cancel(why, id=self._number)))
         except OSError:
             return  # the node is gone: nothing there to cancel
 

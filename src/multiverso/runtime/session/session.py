@@ -38,7 +38,8 @@ from multiverso.shards.shard import Shard
 from multiverso.spec.modes import chosen_mode
 from multiverso.spec.table import MemorySpec, TableSpec, checked_count
 from multiverso.turns import holds, new_lock
-from multiverso.wire import messages
+from multiverso.wire.messages import PROTOCOL
+from multiverso.wire.requests import Attach, Consistency, OnLost, Ready
 
 START_SECONDS = 120.0
 WAIT_SECONDS = 1800.0  # a master may validate for long
@@ -81,7 +82,7 @@ class Session(InProcess):
         workers_num: int | None = None,
         sync: bool = False,
         staleness: int | None = None,
-        on_lost: str | None = None,
+        on_lost: OnLost | None = None,
         exchange: ExchangeOptions | None = None,
         timeout_seconds: float | None = None,
         start_timeout_seconds: float | None = None,
@@ -135,16 +136,11 @@ class Session(InProcess):
                 self._finish_end()
             raise
 
-    def _attach(self, wish: int | None, number: int | None, on_lost: str | None, deadline: Deadline) -> None:
+    def _attach(self, wish: int | None, number: int | None, on_lost: OnLost | None, deadline: Deadline) -> None:
         self._attaching = True
-        wishes: messages.Message = {
-            "worker_id": wish,
-            "workers_num": number,
-            "consistency": {"mode": self.consistency.name, "staleness": self.staleness},
-            "on_lost": on_lost,
-            "exchange": self.exchange.as_message(),
-        }
-        place, descriptors = ask_for_place(self._link, wishes, deadline)
+        consistency = Consistency(self.consistency.name, self.staleness)
+        request = Attach(PROTOCOL, consistency, wish, number, on_lost, self.exchange.as_message())
+        place, descriptors = ask_for_place(self._link, request, deadline)
         self._holdings.begin(descriptors)
         self.control = Control(self._holdings.map(0, place.control_bytes), place.places, place.here)
         self.worker_id = place.worker_id
@@ -160,9 +156,7 @@ class Session(InProcess):
         self.control.activate(self.worker_id, self.fixed_num is None, self.incarnation)
         self._barrier.passed = self.control.worker(self.worker_id).barrier
         what = "the other workers to start"
-        self._link.ask(
-            {"do": "ready"}, deadline.at, what, lambda: raise_if_late(self.control, place.workers_num, deadline)
-        )
+        self._link.ask(Ready(), deadline.at, what, lambda: raise_if_late(self.control, place.workers_num, deadline))
         self._takes_part = True
 
     # -- the job ---------------------------------------------------------------------------------------------

@@ -40,12 +40,12 @@ from multiverso.runtime.node.catalogue import Catalogue, Key, Piece, Spec, words
 from multiverso.runtime.node.connection import Connection
 from multiverso.runtime.node.creation import Creation, Creations, differs
 from multiverso.spec.table import TableSpec
-from multiverso.wire.messages import Message
+from multiverso.wire.requests import MemoryRequest
 
 if TYPE_CHECKING:
     from multiverso.runtime.several_hosts.exchanged_tables import ExchangedTables
 
-_Late = tuple[Connection, Message, Key, Spec, str]
+_Late = tuple[Connection, MemoryRequest, Key, Spec, str]
 
 
 class HostCreations(Creations):
@@ -124,7 +124,7 @@ class HostCreations(Creations):
             )
             self._refuse(creation, NotInThisJobError(told))
             return
-        masters = [i for i in waiting if creation.waiting[i].request.get("master")]
+        masters = [i for i in waiting if creation.waiting[i].is_master]
         self._copies.report(Create(creation.key, first.spec.as_message(), first.mode, waiting, masters))
 
     def _writers(self, creation: Creation) -> list[int]:
@@ -188,7 +188,7 @@ class HostCreations(Creations):
         self._unused[piece.number] = []
         self._copies.report(Unused(piece.key, piece.number, piece.closing))
 
-    def ask(self, connection: Connection, request: Message, key: Key, spec: Spec, mode: str) -> None:
+    def ask(self, connection: Connection, request: MemoryRequest, key: Key, spec: Spec, mode: str) -> None:
         """As on one host; but what the others may be about to free is handed out only when the coordinator says so."""
         piece = None if key in self._creations else self._catalogue.find(key)
         if piece is None or piece.number not in self._unused:
@@ -224,7 +224,7 @@ class HostCreations(Creations):
             try:
                 self.ask(*asked)
             except MultiversoError as error:
-                connection.refuse(request, error)
+                connection.refuse(request.id, error)
         if is_used and kept is not None and not kept.holders:
             self._tell_unused(kept)
 
@@ -235,13 +235,13 @@ class HostCreations(Creations):
             if connection.worker_id is None or kept is None:
                 continue  # it is gone
             if not here:
-                connection.refuse(request, _nobody_has(key))
+                connection.refuse(request.id, _nobody_has(key))
             elif kept.spec != spec:
-                connection.refuse(request, differs(kept, spec))
+                connection.refuse(request.id, differs(kept, spec))
             else:
                 # with an updater the values after a round are made by workers: there has to be one for the next
                 self._hand_over(connection, request, kept, late=kept.shard is None or kept.shard.spec.updater == "add")
-                connection.reply(request, {"turn": False})
+                connection.reply(request.id, {"turn": False})
         self._copies.release(number)
         if kept is not None and not kept.holders:
             self._tell_unused(kept)

@@ -71,6 +71,7 @@ from multiverso.runtime.several_hosts.reductions import Reductions
 from multiverso.runtime.several_hosts.telling import Teller
 from multiverso.shards.shard import Shard
 from multiverso.spec.modes import MODES
+from multiverso.wire import requests as asked
 from multiverso.wire.messages import Message
 
 _LOOK_SECONDS = 0.5
@@ -189,10 +190,10 @@ class OtherHosts(Hosts):
 
     # -- what happens on this host ---------------------------------------------------------------------------
 
-    def options_of(self, request: Message) -> Message:
+    def options_of(self, request: asked.Attach) -> Message:
         """See `Hosts.options_of`."""
-        exchange = ExchangeOptions.from_message(request.get("exchange"))
-        check_exchange(MODES[request["consistency"]["mode"]], exchange)
+        exchange = ExchangeOptions.from_message(request.exchange)
+        check_exchange(MODES[request.consistency.mode], exchange)
         return {"exchange": exchange.as_message()}
 
     def agree_on(self, options: Message) -> bool:
@@ -205,24 +206,23 @@ class OtherHosts(Hosts):
         """See `Hosts.facts_for_worker`."""
         return {"places": self.control.places, "here": self.control.here, "job": self.roster.job}
 
-    def requests(self) -> dict[str, Callable[[Connection, Message], None]]:
-        """See `Hosts.requests`."""
-        return {
-            "arrived": lambda asker, said: self.barriers.arrived(asker.attached_id, int(said["barrier"])),
-            "gather": lambda asker, said: self.report(Gather(int(said["number"]))),
-            "tell": self._tell,
-            "ask": self._asking.ask,
-            "say": self._asking.say,
-            "combine": self._combine,
-        }
-
-    def _tell(self, connection: Connection, request: Message) -> None:
-        self._asking.tell(connection, request)
-        self._refuse_told()
-
-    def _combine(self, connection: Connection, request: Message) -> None:
-        assert self.reductions is not None
-        self.reductions.told(connection.attached_id, request)
+    def answer(self, connection: Connection, request: asked.Request) -> None:
+        """See `Hosts.answer`."""
+        match request:
+            case asked.Arrived():
+                self.barriers.arrived(connection.attached_id, request.barrier)
+            case asked.Gather():
+                self.report(Gather(request.number))
+            case asked.Tell():
+                self._asking.tell(connection, request)
+                self._refuse_told()
+            case asked.Ask():
+                self._asking.ask(connection, request)
+            case asked.Say():
+                self._asking.say(connection, request)
+            case asked.Combine():
+                assert self.reductions is not None
+                self.reductions.told(connection.attached_id, request)
 
     def replaced(self, worker_id: int) -> None:
         """See `Hosts.replaced`."""

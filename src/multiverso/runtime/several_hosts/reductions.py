@@ -30,7 +30,7 @@ from multiverso.memory.words import load64, store64
 from multiverso.node_log import log
 from multiverso.runtime.job.control import Control
 from multiverso.spec.table import DTYPES
-from multiverso.wire.messages import Message
+from multiverso.wire.requests import Combine
 
 SMALL_NAME, LARGE_NAME = "multiverso-reduce-hosts-small", "multiverso-reduce-hosts"
 
@@ -83,17 +83,16 @@ class Reductions:
         self._thread = threading.Thread(target=self._run, name="multiverso-reductions", daemon=True)
         self._thread.start()
 
-    def told(self, worker: int, request: Message) -> None:
+    def told(self, worker: int, request: Combine) -> None:
         """A worker of this host has put its part of a piece into its slot.
 
         Raises:
             StartupError: that is not a piece.
         """
-        number, nbytes, dtype = int(request["number"]), int(request["nbytes"]), str(request["dtype"])
-        operation = str(request["operation"])
+        number, nbytes, dtype, operation = request.number, request.nbytes, request.dtype, request.operation
         if dtype not in DTYPES or operation not in COMBINE or not 0 < nbytes <= PIECE_BYTES or number < 1:
             raise StartupError("that is not a piece of a reduction")
-        said = (int(request["signature"]), operation, dtype, nbytes)
+        said = (request.signature, operation, dtype, nbytes)
         self._messages.open()
         if nbytes <= SMALL_BYTES:
             self._do(lambda: self._note(worker, number, said))
