@@ -127,11 +127,11 @@ class Ledger:
         self.possible: dict[int, list[int]] = {}  # rows that a killed call was at: done or not
         self._table, self._log = table, log
 
-    def hand(self, worker_id: int) -> int:
-        """Address of the hand that a worker with one thread uses."""
+    def undo_slot(self, worker_id: int) -> int:
+        """Address of the undo slot that a worker with one thread uses."""
         shard = self._table._shard
-        first: int = shard.base + shard.places.hands
-        return first + int(shard.header["hand_stride"]) * at.HANDS_EACH * worker_id
+        first: int = shard.base + shard.places.undo_slots
+        return first + int(shard.header["undo_stride"]) * at.UNDO_SLOTS_EACH * worker_id
 
     def close(self, worker_id: int, life: int) -> None:
         """Enters what a life has done, when it is over."""
@@ -146,9 +146,9 @@ class Ledger:
             return
         self.cut += 1
         ids, values, _ = batch(life, started)
-        hand = self.hand(worker_id)
-        position = load64(hand + at.HAND_POSITION)
-        if load64(hand + at.HAND_USER) <= 0 or position < 0:  # before it did so, or after it was over
+        slot = self.undo_slot(worker_id)
+        position = load64(slot + at.UNDO_POSITION)
+        if load64(slot + at.UNDO_USER) <= 0 or position < 0:  # before it did so, or after it was over
             for row, value in zip(ids.tolist(), values.tolist(), strict=True):
                 self.possible.setdefault(row, []).append(value)
         else:
@@ -198,8 +198,8 @@ def run(kills: int, workers: int, seed: int, stepped: float = 0.0, epoch: int = 
                 time.sleep(chance.random() * 0.02)
                 victim = lives.pop(chance.randrange(len(lives)))
                 if chance.random() < stepped:
-                    hand = ledger.hand(victim.worker_id)
-                    word = hand + chance.choice((at.HAND_ROW, at.HAND_USER))
+                    slot = ledger.undo_slot(victim.worker_id)
+                    word = slot + chance.choice((at.UNDO_ROW, at.UNDO_USER))
                     further = chance.randrange(chance.choice((1, 6, 51, 501)))
                     result["stepped"] += kill_at(
                         victim.process.pid or 0,

@@ -88,7 +88,7 @@ class Bench:
     def begin(self, worker: int) -> None:
         """A new life of a worker's number."""
         line = self.base + keyed.LINES + keyed.LINE_BYTES * worker
-        store64(line + at.INCARNATION, self.admit(worker))
+        store64(line + at.ATTACHMENT, self.admit(worker))
         assert self.kernels["enter"](self.control, self.base, worker) == 0
 
     def admit(self, worker: int) -> int:
@@ -102,11 +102,11 @@ class Bench:
         self._say(worker, layout.ALIVE if alive else layout.LOST, self._life(worker))
 
     def _life(self, worker: int) -> int:
-        return load64(self.base + keyed.LINES + keyed.LINE_BYTES * worker + at.INCARNATION)
+        return load64(self.base + keyed.LINES + keyed.LINE_BYTES * worker + at.ATTACHMENT)
 
     def _say(self, worker: int, liveness: int, life: int) -> None:
         block = self.control + layout.worker_block(worker)
-        store64(block + layout.LIFE_NUMBER, life)
+        store64(block + layout.ATTACHMENT, life)
         ctypes.c_int32.from_address(block + layout.LIVENESS).value = liveness
 
     def add(self, worker: int, keys: Any, delta: Any) -> None:
@@ -185,16 +185,16 @@ class Bench:
         return dict(live)
 
     def check_rows(self) -> None:
-        """Every row that was handed out belongs to exactly one entry, live or dead, or is claimed in one hand."""
+        """Every row that was handed out belongs to exactly one entry, live or dead, or is claimed in one undo slot."""
         rows = [v & keyed.NO_ROW for _, v, _ in self.entries() if v & keyed.NO_ROW != keyed.NO_ROW]
         assert sorted(rows + self.claimed()) == list(range(load64(self.base + at.NEXT_ROW) >> 16))
 
     def claimed(self) -> list[int]:
-        """Rows that are in a hand for keys to come."""
+        """Rows that are in an undo slot for keys to come."""
         rows: list[int] = []
-        hands = self.base + self.places["HANDS"]
+        undo_slots = self.base + self.places["UNDO_SLOTS"]
         for worker in range(layout.MAX_WORKERS):
-            claim = load64(hands + self.places["HAND_BYTES"] * worker + at.CLAIM)
+            claim = load64(undo_slots + self.places["UNDO_BYTES"] * worker + at.CLAIM)
             first, number = (claim >> 2) & keyed.NO_ROW, (claim >> keyed.MORE_SHIFT) + 1
             rows += range(first, first + number) if claim & 3 == keyed.CLAIMED else ()
         return rows

@@ -297,7 +297,7 @@ def test_a_large_updater_state_begins_with_its_own_value(mode: str) -> None:
 
 
 def test_threads_that_open_one_table_at_once_share_its_calls() -> None:
-    """A worker has one hand in a keyed table: two objects with calls of their own would give one row to two keys."""
+    """A worker has one undo slot in a keyed table: two objects with own calls would give one row to two keys."""
     with Node(1) as node, Session(node.address) as session:
         for name in map(str, range(5)):
             gate = threading.Barrier(4)

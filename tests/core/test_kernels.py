@@ -192,10 +192,10 @@ def test_an_add_that_was_stopped_goes_on_where_it_was(size: int, start: int, me:
     assert touched == {(first + i) % stripes for i in range(done, stripes)}
 
 
-def live(worker: int, life: int = 1) -> None:
+def live(worker: int, attachment: int = 1) -> None:
     """A life of a worker's number."""
     block = CONTROL + at.worker_block(worker)
-    store64(block + at.LIFE_NUMBER, life)
+    store64(block + at.ATTACHMENT, attachment)
     store32(block + at.LIVENESS, at.ALIVE)
 
 
@@ -244,7 +244,7 @@ def test_a_stripe_whose_owner_died_is_taken_over_and_counted(alive: None) -> Non
     )
     for number, call in enumerate(calls, 1):
         take(shard, 0)
-        live(2, life=number + 1)  # it has died, and its number has come again
+        live(2, attachment=number + 1)  # it has died, and its number has come again
         assert call() == 0
         assert shard.statistics(0)["locks_recovered"] == number
         locking.enter.compiled()(CONTROL, shard.base, 2)
@@ -255,7 +255,7 @@ def test_a_stripe_whose_owner_died_is_taken_over_and_counted(alive: None) -> Non
 def test_a_new_life_of_a_number_lets_go_of_what_the_last_one_held(alive: None) -> None:
     shard = table(TableSpec("matrix", 10, 1))
     take(shard, 0)
-    live(2, life=2)
+    live(2, attachment=2)
     locking.enter.compiled()(CONTROL, shard.base, 2)
     assert shard.statistics(2)["locks_recovered"] == 1
     take(shard, 0)

@@ -13,7 +13,7 @@ import multiverso as mv
 from multiverso.errors import OutOfMemoryError, WaitTimeoutError
 from multiverso.kernels.stripe_words import owner_word
 from multiverso.layout.keyed import at
-from multiverso.layout.words import LIFE_NUMBER
+from multiverso.layout.words import ATTACHMENT
 from multiverso.memory.words import load64, store64
 from multiverso.runtime import Node, Session
 
@@ -27,7 +27,7 @@ def stopped_owner(table: mv.KeyedTable, key: int) -> Iterator[None]:
     row = int(table._calls.find(np.array([key]))[0])
     place = memory.address + memory.word("ROW_WORDS") + 8 * (row >> memory.word("SHIFT"))
     block = session.control.block(1)
-    owner = owner_word(load64(block + LIFE_NUMBER), 1)
+    owner = owner_word(load64(block + ATTACHMENT), 1)
     free = load64(place)
     store64(place, free | owner)
     try:

@@ -62,8 +62,8 @@ def test_the_parts_of_a_table_do_not_overlap(spec: TableSpec, workers: int, sync
     parts = [(0, at.TABLE_HEADER), (places.lines, (workers + 1) * at.LINE_STRIDE)]
     if not synchronous:
         part = Partition.of(spec)
-        hands = at.HANDS_EACH * (workers + 1) * part.hand_bytes(len(spec.state_names))
-        parts += [(places.words, part.stripe_count << at.WORD_SPACING), (places.hands, hands)]
+        undo_slots = at.UNDO_SLOTS_EACH * (workers + 1) * part.undo_bytes(len(spec.state_names))
+        parts += [(places.words, part.stripe_count << at.WORD_SPACING), (places.undo_slots, undo_slots)]
     parts += [(buffer, whole) for buffer in sorted(set(places.buffers))]
     if spec.state_names:
         parts += [(state, whole * len(spec.state_names)) for state in sorted(set(places.states))]

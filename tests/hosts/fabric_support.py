@@ -46,7 +46,7 @@ class Adder:
         self._control = np.zeros(at.control_bytes(WORKERS) // 8, np.int64)
         for number in range(WORKERS + 1):
             block = int(self._control.ctypes.data) + at.worker_block(number)
-            words.store64(block + at.LIFE_NUMBER, 1)
+            words.store64(block + at.ATTACHMENT, 1)
             words.store32(block + at.LIVENESS, at.ALIVE)
 
     @property

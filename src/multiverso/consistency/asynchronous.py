@@ -161,9 +161,9 @@ class Asynchronous:
             time.sleep(_LOOK_SECONDS)
 
     def _is_in_a_call(self) -> bool:
-        stride = load64(self._base + at.HAND_STRIDE)
-        first = self._base + load64(self._base + at.HANDS) + stride * at.HANDS_EACH * self._me
-        return any(load64(first + stride * hand + at.HAND_USER) != 0 for hand in range(at.HANDS_EACH))
+        stride = load64(self._base + at.UNDO_STRIDE)
+        first = self._base + load64(self._base + at.UNDO_SLOTS) + stride * at.UNDO_SLOTS_EACH * self._me
+        return any(load64(first + stride * undo + at.UNDO_USER) != 0 for undo in range(at.UNDO_SLOTS_EACH))
 
     def _run(self, kernel: Callable[..., int], deadline: Deadline | None, *arguments: Any) -> None:
         """Runs a kernel to its end; `add`, `get` and `exchange` have it written out, a tenth of a small call."""

@@ -24,7 +24,16 @@ from multiverso.compiling.atomics import (
 )
 from multiverso.compiling.declaring import Address, Data, Int, inner, kernel
 from multiverso.kernels.locking import rows_of
-from multiverso.kernels.stripe_words import OWNER, drop_hand, give_back, hold, let_go, owner_of, take_hand, word_at
+from multiverso.kernels.stripe_words import (
+    OWNER,
+    hold,
+    owner_of,
+    release,
+    release_unchanged,
+    release_undo_slot,
+    take_undo_slot,
+    word_at,
+)
 from multiverso.kernels.waits import header_of, line_of, tell_watchers, tick
 from multiverso.layout import words as at
 
@@ -185,15 +194,15 @@ def add(control: Address, base: Address, update: Address, me: Int, delta: Data, 
     values = array_at(base + head.buffer_0, delta.size, delta)
     stripes, length = head.stripe_count, head.stripe_size
     rows = rows_of(base, me)
-    hand = take_hand(rows, control, me, -1)
-    if hand < 0:
-        return -hand
-    owner = owner_of(rows, control, me, hand)
+    undo = take_undo_slot(rows, control, me, -1)
+    if undo < 0:
+        return -undo
+    owner = owner_of(rows, control, me, undo)
     for done in range(load64(call + at.CALL_DONE), stripes):
         stripe = next_stripe(base, me, done)
-        word = hold(rows, control, me, owner, hand, stripe)
+        word = hold(rows, control, me, owner, undo, stripe)
         if word < 0:
-            drop_hand(hand)
+            release_undo_slot(undo)
             return -word
         lo = stripe * length
         hi = min(delta.size, lo + length)
@@ -201,9 +210,9 @@ def add(control: Address, base: Address, update: Address, me: Int, delta: Data, 
             add_into(values[lo:hi], delta[lo:hi])
         else:
             update_with(base, update, lo, values[lo:hi], delta[lo:hi], header_of(base).state_0)
-        let_go(rows, stripe, word)
+        release(rows, stripe, word)
         store64(call + at.CALL_DONE, done + 1)
-    drop_hand(hand)
+    release_undo_slot(undo)
     end_add(control, base, me, delta.size)
     end_call(call)
     return 0
@@ -221,14 +230,14 @@ def read_stripe(rows, control, me, stripe, out, values):
         fence_acquire()
         if load_acquire64(address) == word:
             return word
-    hand = take_hand(rows, control, me, -1)
-    if hand < 0:
-        return hand
-    word = hold(rows, control, me, owner_of(rows, control, me, hand), hand, stripe)
+    undo = take_undo_slot(rows, control, me, -1)
+    if undo < 0:
+        return undo
+    word = hold(rows, control, me, owner_of(rows, control, me, undo), undo, stripe)
     if word >= 0:
         copy_into(out, values)
-        give_back(rows, stripe, word)
-    drop_hand(hand)
+        release_unchanged(rows, stripe, word)
+    release_undo_slot(undo)
     return word
 
 
@@ -259,21 +268,21 @@ def put(control: Address, base: Address, me: Int, source: Data, call: Address) -
     values = array_at(base + head.buffer_0, source.size, source)
     stripes, length = head.stripe_count, head.stripe_size
     rows = rows_of(base, me)
-    hand = take_hand(rows, control, me, -1)
-    if hand < 0:
-        return -hand
-    owner = owner_of(rows, control, me, hand)
+    undo = take_undo_slot(rows, control, me, -1)
+    if undo < 0:
+        return -undo
+    owner = owner_of(rows, control, me, undo)
     for stripe in range(load64(call + at.CALL_DONE), stripes):
-        word = hold(rows, control, me, owner, hand, stripe)
+        word = hold(rows, control, me, owner, undo, stripe)
         if word < 0:
-            drop_hand(hand)
+            release_undo_slot(undo)
             return -word
         lo = stripe * length
         hi = min(source.size, lo + length)
         copy_into(values[lo:hi], source[lo:hi])
-        let_go(rows, stripe, word)
+        release(rows, stripe, word)
         store64(call + at.CALL_DONE, stripe + 1)
-    drop_hand(hand)
+    release_undo_slot(undo)
     add64(base + at.WRITTEN, 1)
     tell_node(control)
     end_call(call)
@@ -290,15 +299,15 @@ def exchange(
     stripes, length = head.stripe_count, head.stripe_size
     delta = scratch(_CHUNK, local)
     rows = rows_of(base, me)
-    hand = take_hand(rows, control, me, -1)
-    if hand < 0:
-        return -hand
-    owner = owner_of(rows, control, me, hand)
+    undo = take_undo_slot(rows, control, me, -1)
+    if undo < 0:
+        return -undo
+    owner = owner_of(rows, control, me, undo)
     for done in range(load64(call + at.CALL_DONE), stripes):
         stripe = next_stripe(base, me, done)
-        word = hold(rows, control, me, owner, hand, stripe)
+        word = hold(rows, control, me, owner, undo, stripe)
         if word < 0:
-            drop_hand(hand)
+            release_undo_slot(undo)
             return -word
         lo = stripe * length
         hi = min(local.size, lo + length)
@@ -311,9 +320,9 @@ def exchange(
                 subtract_into(delta[: b - a], local[a:b], last[a:b])
                 update_with(base, update, a, values[a:b], delta[: b - a], state)
                 store_both(values[a:b], local[a:b], last[a:b])
-        let_go(rows, stripe, word)
+        release(rows, stripe, word)
         store64(call + at.CALL_DONE, done + 1)
-    drop_hand(hand)
+    release_undo_slot(undo)
     end_read(control, base, me, at.EXCHANGES, 2 * local.size, ticks)
     end_call(call)
     return 0

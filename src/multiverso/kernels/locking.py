@@ -1,19 +1,19 @@
 """A table's stripes under their words: for whole-table operations, and for rows.
 
-One stripe at a time, with a hand of this worker's that was taken before::
+One stripe at a time, with an undo slot of this worker's that was taken before::
 
     rows = rows_of(base, me)
-    hand = take_hand(rows, control, me, -1)
-    if hand < 0:
-        return -hand
-    owner = owner_of(rows, control, me, hand)
+    undo slot = take_undo_slot(rows, control, me, -1)
+    if undo < 0:
+        return -undo
+    owner = owner_of(rows, control, me, undo slot)
     ...
-    value = hold(rows, control, me, owner, hand, stripe)
+    value = hold(rows, control, me, owner, undo slot, stripe)
     if value >= 0:
         <change the stripe>
-        let_go(rows, stripe, value)
+        release(rows, stripe, value)
     ...
-    drop_hand(hand)
+    release_undo_slot(undo slot)
 
 or, once in a while, ``lock_stripe`` and ``unlock_stripe``.
 """
@@ -27,14 +27,14 @@ from multiverso.kernels.codes import HELD
 from multiverso.kernels.stripe_words import (
     OWNER,
     Rows,
-    drop_hand,
-    give_back,
-    hand_in,
     hold,
-    let_go,
     owner_of,
-    settle_hands,
-    take_hand,
+    release,
+    release_unchanged,
+    release_undo_slot,
+    settle_undo_slots,
+    take_undo_slot,
+    undo_slot_in,
     word_at,
 )
 from multiverso.kernels.waits import header_of, line_of
@@ -52,10 +52,10 @@ def rows_of(base, me):
         base + head.words,
         at.WORD_SPACING,
         head.shift,
-        base + head.hands,
-        head.hand_stride,
-        at.HANDS_EACH,
-        at.HAND_BYTES,
+        base + head.undo_slots,
+        head.undo_stride,
+        at.UNDO_SLOTS_EACH,
+        at.UNDO_BYTES,
         base + head.buffer_0,
         stride,
         head.kept,
@@ -67,14 +67,14 @@ def rows_of(base, me):
 
 @inner
 def lock_stripe(control, base, me, stripe):
-    """Takes a stripe's word, and a hand for it: HELD, or TIMED_OUT."""
+    """Takes a stripe's word, and an undo slot for it: HELD, or TIMED_OUT."""
     rows = rows_of(base, me)
-    hand = take_hand(rows, control, me, -1)
-    if hand < 0:
-        return -hand
-    value = hold(rows, control, me, owner_of(rows, control, me, hand), hand, stripe)
+    undo = take_undo_slot(rows, control, me, -1)
+    if undo < 0:
+        return -undo
+    value = hold(rows, control, me, owner_of(rows, control, me, undo), undo, stripe)
     if value < 0:
-        drop_hand(hand)
+        release_undo_slot(undo)
         return -value
     return HELD
 
@@ -84,8 +84,8 @@ def unlock_stripe(base, me, stripe):
     """Lets go of a stripe that ``lock_stripe`` has taken: what it guards has changed."""
     rows = rows_of(base, me)
     held = load_acquire64(word_at(rows, stripe))
-    let_go(rows, stripe, held & ~OWNER)
-    drop_hand(rows.hands + rows.hand_bytes * hand_in(held))
+    release(rows, stripe, held & ~OWNER)
+    release_undo_slot(rows.undo_slots + rows.undo_bytes * undo_slot_in(held))
 
 
 @inner
@@ -93,14 +93,14 @@ def leave_stripe(base, me, stripe):
     """Lets go of a stripe that ``lock_stripe`` has taken: what it guards is as it was."""
     rows = rows_of(base, me)
     held = load_acquire64(word_at(rows, stripe))
-    give_back(rows, stripe, held & ~OWNER)
-    drop_hand(rows.hands + rows.hand_bytes * hand_in(held))
+    release_unchanged(rows, stripe, held & ~OWNER)
+    release_undo_slot(rows.undo_slots + rows.undo_bytes * undo_slot_in(held))
 
 
 @kernel
 def enter(control: Address, base: Address, me: Int) -> None:
-    """A new life of a worker's number comes to a table: what an earlier one had in hand is put in order."""
-    settle_hands(rows_of(base, me), control, me)
+    """A new attachment comes to a table: what an earlier one had begun is settled."""
+    settle_undo_slots(rows_of(base, me), control, me)
 
 
 @kernel

@@ -34,14 +34,14 @@ from multiverso.kernels.locking import rows_of
 from multiverso.kernels.stripe_words import (
     OWNER,
     VERSION,
-    drop_hand,
     hold,
     keep,
-    let_go,
     move_row,
     owner_of,
     read_rows,
-    take_hand,
+    release,
+    release_undo_slot,
+    take_undo_slot,
     word_at,
 )
 from multiverso.kernels.waits import header_of
@@ -143,11 +143,11 @@ def add_rows(control: Address, base: Address, update: Address, me: Int, ids: Wor
     values = array_at(base + head.buffer_0, head.elements, delta)
     rows = rows_of(base, me)
     first = load64(call + at.CALL_DONE)
-    hand = take_hand(rows, control, me, first)
-    if hand < 0:
-        return -hand
-    # `rows` is large to hand on for each row, so plain adds do `hold`, `keep` and `let_go` here
-    owner, words, start, stride = owner_of(rows, control, me, hand), rows.words, rows.values, rows.stride
+    undo = take_undo_slot(rows, control, me, first)
+    if undo < 0:
+        return -undo
+    # `rows` is large to hand on for each row, so plain adds do `hold`, `keep` and `release` here
+    owner, words, start, stride = owner_of(rows, control, me, undo), rows.words, rows.values, rows.stride
     kept, states, source = rows.kept, rows.states, np.int64(delta.ctypes.data)
     for i in range(first, min(first + _AHEAD, ids.size)):
         _send_for(rows, int(ids[i]))
@@ -163,22 +163,22 @@ def add_rows(control: Address, base: Address, update: Address, me: Int, ids: Wor
                     prefetch_to_write(ahead + line)
         row = int(ids[i])
         address = words + ((row >> shift) << at.WORD_SPACING)
-        store_release64(hand + at.HAND_POSITION, i)
-        store_release64(hand + at.HAND_ROW, 0)
-        store_release64(hand + at.HAND_WORD, (row >> shift) + 1)
+        store_release64(undo + at.UNDO_POSITION, i)
+        store_release64(undo + at.UNDO_ROW, 0)
+        store_release64(undo + at.UNDO_WORD, (row >> shift) + 1)
         word = load_acquire64(address)
         if word & OWNER != 0 or compare_swap64(address, word, word | owner) != word:
-            word = hold(rows, control, me, owner, hand, row >> shift)
+            word = hold(rows, control, me, owner, undo, row >> shift)
         if word < 0:
             store64(call + at.CALL_DONE, i)
-            drop_hand(hand)
+            release_undo_slot(undo)
             return -word
         fence_release()  # readers must not see what is written before the word
         if states > 0:
-            keep(rows, hand, row)
+            keep(rows, undo, row)
         elif kept > 0:
-            move_row(hand + at.HAND_BYTES, start + row * stride, kept)
-            store_release64(hand + at.HAND_ROW, row + 1)
+            move_row(undo + at.UNDO_BYTES, start + row * stride, kept)
+            store_release64(undo + at.UNDO_ROW, row + 1)
             fence_release()
         if update == 0:
             _add_row(start + row * stride, source + i * stride, stride, delta)
@@ -186,8 +186,8 @@ def add_rows(control: Address, base: Address, update: Address, me: Int, ids: Wor
             lo, part = row * columns, delta[i * columns : (i + 1) * columns]
             update_with(base, update, lo, values[lo : lo + columns], part, state)
         store_release64(address, word + VERSION)
-    store_release64(hand + at.HAND_POSITION, ids.size)
-    drop_hand(hand)
+    store_release64(undo + at.UNDO_POSITION, ids.size)
+    release_undo_slot(undo)
     end_add(control, base, me, delta.size)
     end_call(call)
     return 0
@@ -252,25 +252,25 @@ def exchange_rows(
     rows = rows_of(base, me)
     first = load64(call + at.CALL_DONE)
     if first < ids.size:
-        hand = take_hand(rows, control, me, first)
-        if hand < 0:
-            return -hand
-        owner = owner_of(rows, control, me, hand)
+        undo = take_undo_slot(rows, control, me, first)
+        if undo < 0:
+            return -undo
+        owner = owner_of(rows, control, me, undo)
         for i in range(first, ids.size):
             if i + _AHEAD < ids.size:
                 _send_for(rows, int(ids[i + _AHEAD]))
             row = int(ids[i])
-            store_release64(hand + at.HAND_POSITION, i)
-            word = hold(rows, control, me, owner, hand, row >> shift)
+            store_release64(undo + at.UNDO_POSITION, i)
+            word = hold(rows, control, me, owner, undo, row >> shift)
             if word < 0:
-                drop_hand(hand)
+                release_undo_slot(undo)
                 return -word
-            keep(rows, hand, row)
+            keep(rows, undo, row)
             lo, a, b = row * columns, i * columns, (i + 1) * columns
             _exchange_row(base, update, lo, values[lo : lo + columns], local[a:b], last[a:b], delta)
-            let_go(rows, row >> shift, word)
+            release(rows, row >> shift, word)
             store64(call + at.CALL_DONE, i + 1)
-        drop_hand(hand)
+        release_undo_slot(undo)
     if not _ascend(ids):
         code = _pull_again(control, base, me, ids, local, last, call)
         if code != 0:

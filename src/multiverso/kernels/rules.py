@@ -13,7 +13,14 @@ from multiverso.kernels.dense import add_into, end_add, end_call, end_read, next
 from multiverso.kernels.locking import rows_of
 from multiverso.kernels.rounds.folding import NOTHING, WHOLE, buffer_of, fold, slot_at
 from multiverso.kernels.rounds.steps import OPEN, ROUND, STAGED, finish, go_through
-from multiverso.kernels.stripe_words import drop_hand, give_back, hold, let_go, owner_of, take_hand
+from multiverso.kernels.stripe_words import (
+    hold,
+    owner_of,
+    release,
+    release_unchanged,
+    release_undo_slot,
+    take_undo_slot,
+)
 from multiverso.kernels.waits import header_of
 from multiverso.layout import words as at
 
@@ -60,25 +67,25 @@ def apply_rule(
     stripes, length = head.stripe_count, head.stripe_size
     delta = scratch(_PART, local)
     rows = rows_of(base, me)
-    hand = take_hand(rows, control, me, -1)
-    if hand < 0:
-        return -hand
-    owner = owner_of(rows, control, me, hand)
+    undo = take_undo_slot(rows, control, me, -1)
+    if undo < 0:
+        return -undo
+    owner = owner_of(rows, control, me, undo)
     for done in range(load64(call + at.CALL_DONE), stripes):
         stripe = next_stripe(base, me, done)
-        word = hold(rows, control, me, owner, hand, stripe)
+        word = hold(rows, control, me, owner, undo, stripe)
         if word < 0:
-            drop_hand(hand)
+            release_undo_slot(undo)
             return -word
         lo = stripe * length
         hi = min(local.size, lo + length)
         _apply_to_part(base, update, push, pull, local_state, hyper, lo, values[lo:hi], local[lo:hi], delta)
         if push == 0:
-            give_back(rows, stripe, word)
+            release_unchanged(rows, stripe, word)
         else:
-            let_go(rows, stripe, word)
+            release(rows, stripe, word)
         store64(call + at.CALL_DONE, done + 1)
-    drop_hand(hand)
+    release_undo_slot(undo)
     if reads == 0:
         end_add(control, base, me, local.size)
     elif push == 0:

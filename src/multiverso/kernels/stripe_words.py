@@ -2,19 +2,22 @@
 
 Words of arrays and matrices, and of rows of keyed tables (`kernels/keyed/row_words.py`), follow this one protocol.
 
-A writer takes the word by one compare-and-swap and lets it go by one store that counts its version up; a reader
+A writer takes the word by one compare-and-swap and releases it by one store that counts its version up; a reader
 copies what it wants and looks whether the word is free and still the same. Nobody who reads writes shared memory::
 
-    word   [version 44 | life of the owner's worker 8 | owner's hand + 1: 12]     the low 20 bits are 0: it is free
+    word   [version 44 | owner's attachment 8 | owner's undo slot + 1: 12]     the low 20 bits are 0: it is free
 
-Each thread that writes has a *hand*, which says which word it is about to take and keeps the row as it was before the
-change. Whoever meets the word of a dead owner takes that copy into its own hand, takes the word over, puts the row
-back, and goes on: a row is changed wholly or not at all, and a killed call has changed an exact prefix of its rows. An
-owner that is alive and stopped is waited for until the caller's deadline.
+Each thread that writes has an *undo slot*, which says which word it is about to take and keeps the row as it was before
+the change. A worker that meets the word of a dead owner takes that copy into its own undo slot, takes the word over,
+puts the row back, and continues: a row is changed wholly or not at all, and a killed call has changed an exact prefix
+of its rows. An owner that is alive and stopped is waited for until the caller's deadline.
 
-Correctness rests on the order of the stores: the hand names the word before the word is taken, the copy is complete
-before the hand names the row, and the row is named before its first byte changes. An operation on a whole table takes
-the same words and keeps no copies: what a worker had added to a block when it was killed stays as it is.
+A worker's number has an *attachment* number, a new one for each process that attaches with it, so that the words of a
+dead process are told from those of its replacement.
+
+Correctness rests on the order of the stores: the undo slot names the word before the word is taken, the copy is
+complete before the undo slot names the row, and the row is named before its first byte changes. An operation on a whole
+table takes the same words and keeps no copies: what a worker had added to a block when it was killed stays as it is.
 """
 
 # mypy: disable-error-code="no-untyped-def,no-untyped-call,no-any-return"
@@ -46,8 +49,8 @@ from multiverso.layout import words as at
 from multiverso.layout.words import CACHE_LINE
 
 OWNER, VERSION = at.OWNER, at.VERSION
-_HAND = (1 << at.HAND_BITS) - 1
-_LIFE = (1 << at.LIFE_BITS) - 1
+_UNDO_SLOT = (1 << at.UNDO_BITS) - 1
+_ATTACHMENT = (1 << at.ATTACHMENT_BITS) - 1
 
 _PAUSES, YIELDS = 20, 50
 _AHEAD = 16  # rows that are on their way from memory meanwhile
@@ -55,20 +58,20 @@ _TRIES = 64  # of a read without the word
 
 
 class Rows(NamedTuple):
-    """Where a table's rows lie, and the words and hands that guard them: addresses in this process, and bytes."""
+    """Where a table's rows lie, and the words and undo slots that guard them: addresses in this process, and bytes."""
 
     table: int  # the table's number, for whoever looks at waits
     counts: int  # this worker's counters of what happens to words
     words: int
     spacing: int  # word w lies at words + (w << spacing)
     shift: int  # row r is guarded by word r >> shift
-    hands: int
-    hand_bytes: int  # from one hand to the next
-    each: int  # hands of a worker; with 1, a hand's number is its worker's
-    copy: int  # where a hand's copy begins
+    undo_slots: int
+    undo_bytes: int  # from one undo slot to the next
+    each: int  # undo slots of a worker; with 1, an undo slot's number is its worker's
+    copy: int  # where an undo slot's copy begins
     values: int
     stride: int  # from one row to the next
-    kept: int  # bytes of a row that a hand keeps; 0: none
+    kept: int  # bytes of a row that an undo slot keeps; 0: none
     state: int  # the same row's part in the updater's first array
     state_stride: int  # from one of the updater's arrays to the next
     states: int
@@ -94,52 +97,52 @@ def move_row(to, source, nbytes):
 
 
 @inner
-def owner_word(life, hand):
-    """What stands in a word that a hand holds, by its number, in a life of its worker's number."""
-    return (life << at.HAND_BITS) | (hand + 1)
+def owner_word(attachment, undo):
+    """What stands in a word that an undo slot holds, by its number, in an attachment of its worker's number."""
+    return (attachment << at.UNDO_BITS) | (undo + 1)
 
 
 @inner
-def hand_in(word):
-    """Returns the number of the hand that holds a word; -1: none does."""
-    return (word & _HAND) - 1
+def undo_slot_in(word):
+    """Returns the number of the undo slot that holds a word; -1: none does."""
+    return (word & _UNDO_SLOT) - 1
 
 
 @inner
-def life_in(word):
-    """Returns the life that the holder of a word is in."""
-    return (word >> at.HAND_BITS) & _LIFE
+def attachment_in(word):
+    """Returns the attachment that holds a word."""
+    return (word >> at.UNDO_BITS) & _ATTACHMENT
 
 
-# -- hands ---------------------------------------------------------------------------------------------------------
-
-
-@inner
-def life_of(control, me):
-    """Which life of its number a worker is; the node, which may know of no control segment, has only one."""
-    return load_acquire64(block_of(control, me) + at.LIFE_NUMBER) if control != 0 else 1
+# -- undo slots ------------------------------------------------------------------------------------------------
 
 
 @inner
-def take_hand(rows, control, me, position):
-    """Address of a hand of this worker's that no other thread of it uses, or -TIMED_OUT.
+def attachment_of(control, me):
+    """Which attachment a worker is; the node, which may know of no control segment, has only one."""
+    return load_acquire64(block_of(control, me) + at.ATTACHMENT) if control != 0 else 1
 
-    ``position`` is how far a call that changes rows has come; -1: this one changes none. It is in the hand before the
-    hand says who is using it: where a worker is killed between the two stores, the hand must not vouch for the position
-    that the call before it had reached.
+
+@inner
+def take_undo_slot(rows, control, me, position):
+    """Address of an undo slot of this worker's that no other thread of it uses, or -TIMED_OUT.
+
+    ``position`` is how far a call that changes rows has come; -1: this one changes none. It is in the slot before the
+    slot says which attachment uses it: where a worker is killed between the two stores, the slot must not vouch for the
+    position that the call before it had reached.
     """
-    life = life_of(control, me)
-    first = rows.hands + rows.hand_bytes * rows.each * me
+    attachment = attachment_of(control, me)
+    first = rows.undo_slots + rows.undo_bytes * rows.each * me
     began = 0
     tries = 0
     while True:
         for slot in range(rows.each):
-            hand = first + rows.hand_bytes * slot
-            user = hand + at.HAND_USER
-            if load_acquire64(user) == 0 and compare_swap64(user, 0, -life) == 0:
-                store_release64(hand + at.HAND_POSITION, position)
-                store_release64(user, life)
-                return hand
+            undo = first + rows.undo_bytes * slot
+            user = undo + at.UNDO_USER
+            if load_acquire64(user) == 0 and compare_swap64(user, 0, -attachment) == 0:
+                store_release64(undo + at.UNDO_POSITION, position)
+                store_release64(user, attachment)
+                return undo
         tries += 1
         if tries <= YIELDS:
             sched_yield()
@@ -149,108 +152,108 @@ def take_hand(rows, control, me, position):
             began = now
         if now >= slice_end(control, me, began):
             return -TIMED_OUT
-        futex_wait(first + at.HAND_USER, load32(first + at.HAND_USER), nap_nanoseconds(now - began))
+        futex_wait(first + at.UNDO_USER, load32(first + at.UNDO_USER), nap_nanoseconds(now - began))
 
 
 @inner
-def drop_hand(hand):
-    """Gives a hand back that ``take_hand`` returned."""
-    store_release64(hand + at.HAND_USER, 0)
+def release_undo_slot(undo):
+    """Releases an undo slot that ``take_undo_slot`` returned."""
+    store_release64(undo + at.UNDO_USER, 0)
 
 
 @inner
-def owner_of(rows, control, me, hand):
-    """What stands in a word that is held by a hand of worker ``me``, in its current life."""
-    life = life_of(control, me)
-    return owner_word(life, (hand - rows.hands) // rows.hand_bytes)
+def owner_of(rows, control, me, undo):
+    """What stands in a word that an undo slot of worker ``me`` holds, in its current attachment."""
+    attachment = attachment_of(control, me)
+    return owner_word(attachment, (undo - rows.undo_slots) // rows.undo_bytes)
 
 
 @inner
 def worker_of(rows, owner):
-    """Returns the number of the worker whose hand an owner names."""
-    return hand_in(owner) // rows.each
+    """Returns the number of the worker whose undo slot an owner names."""
+    return undo_slot_in(owner) // rows.each
 
 
 @inner
-def has_died(control, worker, life):
-    """Whether a life of a worker's number is over: the number has another one, or none."""
+def has_died(control, worker, attachment):
+    """Whether an attachment is over: its worker's number has another one, or none."""
     block = block_of(control, worker)
-    # the node's word for the life: a new life of the number may never come to this table
-    if load_acquire64(block + at.LIFE_NUMBER) != life:
+    # the node's word for it: a new process with the number may never come to this table
+    if load_acquire64(block + at.ATTACHMENT) != attachment:
         return True
     return load32(block + at.LIVENESS) != at.ALIVE
 
 
 @inner
 def is_dead(rows, control, owner):
-    """Whether the owner of a word will never let it go."""
-    return control != 0 and has_died(control, worker_of(rows, owner), life_in(owner))
+    """Whether the owner of a word will never release it."""
+    return control != 0 and has_died(control, worker_of(rows, owner), attachment_in(owner))
 
 
 @inner
-def keep(rows, hand, row):
-    """The hand keeps a row as it is, before its first byte changes."""
+def keep(rows, undo, row):
+    """The undo slot keeps a row as it is, before its first byte changes."""
     if rows.kept == 0:
         return
-    move_row(hand + rows.copy, rows.values + row * rows.stride, rows.kept)
+    move_row(undo + rows.copy, rows.values + row * rows.stride, rows.kept)
     for state in range(rows.states):
         place = rows.state + state * rows.state_stride + row * rows.stride
-        move_row(hand + rows.copy + (state + 1) * rows.kept, place, rows.kept)
-    store_release64(hand + at.HAND_ROW, row + 1)
+        move_row(undo + rows.copy + (state + 1) * rows.kept, place, rows.kept)
+    store_release64(undo + at.UNDO_ROW, row + 1)
     fence_release()
 
 
 @inner
-def _put_back(rows, hand, row):
-    move(rows.values + row * rows.stride, hand + rows.copy, rows.kept)
+def _put_back(rows, undo, row):
+    move(rows.values + row * rows.stride, undo + rows.copy, rows.kept)
     for state in range(rows.states):
         place = rows.state + state * rows.state_stride + row * rows.stride
-        move(place, hand + rows.copy + (state + 1) * rows.kept, rows.kept)
+        move(place, undo + rows.copy + (state + 1) * rows.kept, rows.kept)
 
 
 @inner
-def _take_over(rows, owner, hand, word, value):
-    """The word's owner is dead: its copy goes into my hand first, then the word to me, then the row back."""
+def _take_over(rows, owner, undo, word, value):
+    """The word's owner is dead: its copy goes into my undo slot first, then the word to me, then the row back."""
     address = word_at(rows, word)
-    dead = rows.hands + rows.hand_bytes * hand_in(value)
-    row = load_acquire64(dead + at.HAND_ROW) - 1  # of this word, if the swap below succeeds
-    same = dead == hand  # an earlier life's of this very hand: the copy is there already
+    dead = rows.undo_slots + rows.undo_bytes * undo_slot_in(value)
+    row = load_acquire64(dead + at.UNDO_ROW) - 1  # of this word, if the swap below succeeds
+    same = dead == undo  # an earlier attachment's, of this very slot: the copy is there already
     if not same:
-        name_word(hand, word)
+        name_word(undo, word)
         if row >= 0:
-            move(hand + rows.copy, dead + rows.copy, rows.kept * (1 + rows.states))
-            store_release64(hand + at.HAND_ROW, row + 1)
+            move(undo + rows.copy, dead + rows.copy, rows.kept * (1 + rows.states))
+            store_release64(undo + at.UNDO_ROW, row + 1)
     if compare_swap64(address, value, (value & ~OWNER) | owner) != value:
         if not same:
-            store_release64(hand + at.HAND_ROW, 0)
+            store_release64(undo + at.UNDO_ROW, 0)
         return
     add64(rows.counts + at.TAKEN_OVER, 1)
     if row >= 0:
         fence_release()
-        _put_back(rows, hand, row)
+        _put_back(rows, undo, row)
         add64(rows.counts + at.PUT_BACK, 1)
     store_release64(address, (value & ~OWNER) + VERSION)
-    store_release64(hand + at.HAND_ROW, 0)
+    store_release64(undo + at.UNDO_ROW, 0)
 
 
 @inner
-def settle_hands(rows, control, me):
-    """A new life of a worker's number puts in order what earlier ones had in hand: one word a hand, no more."""
-    life = life_of(control, me)
+def settle_undo_slots(rows, control, me):
+    """A new attachment settles what earlier ones had begun: one word for each undo slot, no more."""
+    attachment = attachment_of(control, me)
     for slot in range(rows.each):
-        hand = rows.hands + rows.hand_bytes * (rows.each * me + slot)
-        if abs(load_acquire64(hand + at.HAND_USER)) == life:
-            continue  # a thread of this life is using it
-        owner = owner_of(rows, control, me, hand)
-        word = load_acquire64(hand + at.HAND_WORD) - 1
+        undo = rows.undo_slots + rows.undo_bytes * (rows.each * me + slot)
+        if abs(load_acquire64(undo + at.UNDO_USER)) == attachment:
+            continue  # a thread of this attachment is using it
+        owner = owner_of(rows, control, me, undo)
+        word = load_acquire64(undo + at.UNDO_WORD) - 1
         if word >= 0:
             value = load_acquire64(word_at(rows, word))
-            # of any earlier life: the last one may have been killed before it came here
-            if hand_in(value) == hand_in(owner) and value & OWNER != owner:
-                _take_over(rows, owner, hand, word, value)
-        store_release64(hand + at.HAND_ROW, 0)
-        store_release64(hand + at.HAND_WORD, 0)
-        store_release64(hand + at.HAND_USER, 0)
+            # of any earlier attachment: the last one may have been killed before it came here
+            if undo_slot_in(value) == undo_slot_in(owner) and value & OWNER != owner:
+                _take_over(rows, owner, undo, word, value)
+        store_release64(undo + at.UNDO_ROW, 0)
+        store_release64(undo + at.UNDO_WORD, 0)
+        store_release64(undo + at.UNDO_USER, 0)
 
 
 # -- words ---------------------------------------------------------------------------------------------------------
@@ -274,10 +277,10 @@ def nap(rows, control, me, value, address, tries, began):
 
 
 @inner
-def await_word(rows, control, me, hand, word):
+def await_word(rows, control, me, undo, word):
     """Waits until nobody holds a word, taking it over from the dead: its value, or -TIMED_OUT."""
     address = word_at(rows, word)
-    owner = owner_of(rows, control, me, hand)
+    owner = owner_of(rows, control, me, undo)
     add64(rows.counts + at.WAITS, 1)
     began = monotonic_ns()
     tries = 0
@@ -288,7 +291,7 @@ def await_word(rows, control, me, hand, word):
                 add64(rows.counts + at.WAITED, end_wait(control, me))
             return value
         if is_dead(rows, control, value):
-            _take_over(rows, owner, hand, word, value)
+            _take_over(rows, owner, undo, word, value)
             continue
         tries += 1
         code = nap(rows, control, me, value, address, tries, began)
@@ -297,17 +300,17 @@ def await_word(rows, control, me, hand, word):
 
 
 @inner
-def name_word(hand, word):
-    """The hand says which word it is about to take, and that it keeps no row yet."""
-    store_release64(hand + at.HAND_ROW, 0)
-    store_release64(hand + at.HAND_WORD, word + 1)
+def name_word(undo, word):
+    """The undo slot says which word it is about to take, and that it keeps no row yet."""
+    store_release64(undo + at.UNDO_ROW, 0)
+    store_release64(undo + at.UNDO_WORD, word + 1)
 
 
 @inner
-def _hold_slowly(rows, control, me, owner, hand, word):
+def _hold_slowly(rows, control, me, owner, undo, word):
     address = word_at(rows, word)
     while True:
-        value = await_word(rows, control, me, hand, word)
+        value = await_word(rows, control, me, undo, word)
         if value < 0:
             return value
         if compare_swap64(address, value, value | owner) == value:
@@ -315,13 +318,13 @@ def _hold_slowly(rows, control, me, owner, hand, word):
 
 
 @inner
-def hold(rows, control, me, owner, hand, word):
-    """Takes a word with a hand of this worker's: its value before, or -TIMED_OUT."""
+def hold(rows, control, me, owner, undo, word):
+    """Takes a word with an undo slot of this worker's: its value before, or -TIMED_OUT."""
     address = word_at(rows, word)
-    name_word(hand, word)
+    name_word(undo, word)
     value = load_acquire64(address)
     if value & OWNER != 0 or compare_swap64(address, value, value | owner) != value:
-        value = _hold_slowly(rows, control, me, owner, hand, word)
+        value = _hold_slowly(rows, control, me, owner, undo, word)
         if value < 0:
             return value
     fence_release()  # readers must not see what is written before the word
@@ -329,43 +332,43 @@ def hold(rows, control, me, owner, hand, word):
 
 
 @inner
-def let_go(rows, word, value):
-    """Gives a word back that was ``value`` before, with its next version: what it guards has changed."""
+def release(rows, word, value):
+    """Releases a word that was ``value`` before, with its next version: what it guards has changed."""
     store_release64(word_at(rows, word), value + VERSION)
 
 
 @inner
-def give_back(rows, word, value):
-    """Gives a word back as it was: nothing has changed."""
+def release_unchanged(rows, word, value):
+    """Releases a word as it was: nothing has changed."""
     store_release64(word_at(rows, word), value)
 
 
 @inner
 def settled(rows, control, me, word):
-    """Waits until nobody holds a word, for a caller that has no hand: its value, or -TIMED_OUT."""
+    """Waits until nobody holds a word, for a caller that has no undo slot: its value, or -TIMED_OUT."""
     value = load_acquire64(word_at(rows, word))
     if value & OWNER == 0:
         return value
-    hand = take_hand(rows, control, me, -1)
-    if hand < 0:
-        return hand
-    value = await_word(rows, control, me, hand, word)
-    drop_hand(hand)
+    undo = take_undo_slot(rows, control, me, -1)
+    if undo < 0:
+        return undo
+    value = await_word(rows, control, me, undo, word)
+    release_undo_slot(undo)
     return value
 
 
 @inner
 def _read_held(rows, control, me, row, to, size):
-    """Reads a row of a hot block under its word, which is given back unchanged: 0, or a code."""
-    hand = take_hand(rows, control, me, -1)
-    if hand < 0:
-        return -hand
+    """Reads a row of a hot block under its word, which is released unchanged: 0, or a code."""
+    undo = take_undo_slot(rows, control, me, -1)
+    if undo < 0:
+        return -undo
     word = row >> rows.shift
-    value = hold(rows, control, me, owner_of(rows, control, me, hand), hand, word)
+    value = hold(rows, control, me, owner_of(rows, control, me, undo), undo, word)
     if value >= 0:
         move(to, rows.values + row * rows.stride, size)
-        give_back(rows, word, value)
-    drop_hand(hand)
+        release_unchanged(rows, word, value)
+    release_undo_slot(undo)
     return -min(value, 0)
 
 

@@ -4,8 +4,8 @@ A keyed table is one sparse piece of memory. What is not written takes no memory
 the machine could ever hold, and nothing ever moves::
 
     header       64-bit words, written once, and a few that grow: HINT, NEXT_ROW, EPOCH ...
-    lines        one a worker: its incarnation, what it reads just now, and what it has done
-    hands        one a worker: what it is about to change, for whoever takes over if it dies
+    lines        one a worker: its attachment, what it reads just now, and what it has done
+    undo slots   one a worker: what it is about to change, for whoever takes over if it dies
     row words    one for each 16 KiB of rows: lock, version and owner at once
     stamps       one int32 a row: the generation in which it was last changed
     removals     the keys that were removed of late, as a ring: 64 bits each
@@ -16,8 +16,8 @@ the machine could ever hold, and nothing ever moves::
 
 A word that is lock, version and owner::
 
-    row word      [version 44 | incarnation 8 | worker + 1: 12]
-    segment word  [version 38 | depth + 1: 6, 0: no such segment | incarnation 8 | worker + 1: 12]
+    row word      [version 44 | attachment 8 | worker + 1: 12]
+    segment word  [version 38 | depth + 1: 6, 0: no such segment | attachment 8 | worker + 1: 12]
 
 A bucket::
 
@@ -56,8 +56,8 @@ for _name in (
     "SHIFT",  # a row's word is number row >> SHIFT
     "CAPACITY",  # rows that there is room for
     "MOST_DEPTH",  # segments are numbered below 1 << MOST_DEPTH
-    "HAND_BYTES",  # from one worker's hand to the next
-    "HANDS",  # where each part begins
+    "UNDO_BYTES",  # from one worker's undo slot to the next
+    "UNDO_SLOTS",  # where each part begins
     "ROW_WORDS",
     "STAMPS",
     "REMOVALS",
@@ -92,7 +92,7 @@ HEADER.int64("REMOVED", apart=True)  # keys that were ever written into the ring
 HEADER.int64("IDENTITY", apart=True)  # a random number, written once: no other table has it
 
 LINE = Record(3 * CACHE_LINE)
-LINE.int64("INCARNATION")  # the LIFE_NUMBER of the worker's life that came here last
+LINE.int64("ATTACHMENT")  # the worker's attachment that came here last
 LINE.int64("PIN")  # 1 + the epoch in which the call that is under way began; 0: none is
 for _name in (
     "ADDS",  # calls
@@ -110,19 +110,19 @@ for _name in (
 ):
     LINE.int64(_name)
 
-HAND = Record(2 * CACHE_LINE)
-for _name in layout.HAND.offsets:  # what every hand begins with: word, row, position, user
-    HAND.int64(_name.upper())
-HAND.int64("SEGMENT")  # 1 + number of the segment that is about to be held; 0: none
-HAND.int64("KEY")  # the key that the claimed row is for
-HAND.int64("CLAIM")  # [more rows after it 30 | row 32 | UNCLAIMED, CLAIMED or CLAIMING 2]
-HAND.int64("COPY", apart=True)  # the row as it was, from here on
+UNDO = Record(2 * CACHE_LINE)
+for _name in layout.UNDO.offsets:  # what every undo slot begins with: word, row, position, user
+    UNDO.int64(_name.upper())
+UNDO.int64("SEGMENT")  # 1 + number of the segment that is about to be held; 0: none
+UNDO.int64("KEY")  # the key that the claimed row is for
+UNDO.int64("CLAIM")  # [more rows after it 30 | row 32 | UNCLAIMED, CLAIMED or CLAIMING 2]
+UNDO.int64("COPY", apart=True)  # the row as it was, from here on
 
-_named = {**HEADER.offsets, **LINE.offsets, **HAND.offsets}
-assert len(_named) == sum(len(record.offsets) for record in (HEADER, LINE, HAND))
+_named = {**HEADER.offsets, **LINE.offsets, **UNDO.offsets}
+assert len(_named) == sum(len(record.offsets) for record in (HEADER, LINE, UNDO))
 at: Any = namedtuple("At", _named)(**_named)  # numbers that a compiled kernel takes as constants
-# what kernels of all tables take from hands and counts lies there as in theirs
-assert all(HAND.offsets[name.upper()] == offset for name, offset in layout.HAND.offsets.items())
+# what kernels of all tables take from undo slots and counts lies there as in theirs
+assert all(UNDO.offsets[name.upper()] == offset for name, offset in layout.UNDO.offsets.items())
 assert all(getattr(at, name) - at.TAKEN_OVER == getattr(layout, name) for name in ("PUT_BACK", "WAITS", "WAITED"))
 
 MAGIC = 0x6D766B6579656432
@@ -164,18 +164,18 @@ def places(row_bytes: int, capacity: int) -> dict[str, int]:
     shift = max(0, (BLOCK_BYTES // row_bytes).bit_length() - 1)
     # a segment is half full just after its split; keys are not spread evenly, so four times as many, and twice again
     depth = max(3, (8 * capacity // (BUCKETS * ENTRIES // 2)).bit_length())
-    hand = round_up(at.COPY + row_bytes, CACHE_LINE)
+    undo = round_up(at.COPY + row_bytes, CACHE_LINE)
     end = LINES + LINE_BYTES * MAX_WORKERS
     found = {
         "SHIFT": shift,
         "MOST_DEPTH": depth,
-        "HAND_BYTES": hand,
+        "UNDO_BYTES": undo,
         "CAPACITY": capacity,
         "ROW_BYTES": row_bytes,
         "RING": min(MOST_RING, 1 << capacity.bit_length()),
     }
     for name, size in (
-        ("HANDS", hand * MAX_WORKERS),
+        ("UNDO_SLOTS", undo * MAX_WORKERS),
         ("ROW_WORDS", 8 * ((capacity >> shift) + 1)),
         ("STAMPS", 4 * capacity),
         ("REMOVALS", 8 * found["RING"]),

@@ -12,7 +12,7 @@ nothing half-updated. Words of different writers lie on different cache lines (`
     +--------------------------------+              +---------------------------------------------+
     | WORKER 1                       |              | without rounds: a word for each stripe      |  WORDS
     +--------------------------------+              +---------------------------------------------+
-    | ... CAPACITY of them           |              | without rounds: hands of worker 0, 1, ...   |  HANDS
+    | ... CAPACITY of them           |              | without rounds: undo slots of worker 0, 1.. |  UNDO_SLOTS
     +--------------------------------+              +---------------------------------------------+
                                                     | values (in rounds: twice)                   |  BUFFER_0, _1
                                                     +---------------------------------------------+
@@ -62,8 +62,8 @@ WORKER = Record(WORKER_STRIDE)
 LIFE = WORKER.mutex("life")  # held by a thread of the worker for as long as the session lives
 LIVENESS = WORKER.int32("liveness", apart=True)  # the node's word: FREE, ALIVE, LOST, GONE
 PID = WORKER.int32("pid")  # the node's word
-# the node's word: 1 .. 255, another one for each life of the worker's number, so that a dead owner's words are known
-LIFE_NUMBER = WORKER.int64("life_number")
+# the node's word: 1 .. 255, a new one for each process that attaches, so that a dead owner's words are known
+ATTACHMENT = WORKER.int64("attachment")
 PARTICIPATION = WORKER.int32("participation", apart=True)  # the worker's word: NEVER, ACTIVE, LEFT
 # 1 once several threads used the session: one's waiting is not the worker's
 THREADED = WORKER.int32("threaded")
@@ -111,7 +111,7 @@ MODE = TABLE.int64("mode")
 LINES = TABLE.int64("lines")  # from here to SLOTS: where parts begin, from the table's first byte
 # one for each stripe: lock, version and owner at once, see kernels/stripe_words.py
 WORDS = TABLE.int64("words")
-HANDS = TABLE.int64("hands")
+UNDO_SLOTS = TABLE.int64("undo_slots")
 BUFFER_0 = TABLE.int64("buffer_0")
 BUFFER_1 = TABLE.int64("buffer_1")
 STATE_0 = TABLE.int64("state_0")
@@ -121,8 +121,8 @@ SLOT_STRIDE = TABLE.int64("slot_stride")
 SMALL_SLOTS = TABLE.int64("small_slots")  # where a slot's small ones begin
 STATE_COUNT = TABLE.int64("state_count")  # arrays that the updater keeps
 SHIFT = TABLE.int64("shift")  # a row's word is number row >> SHIFT
-HAND_STRIDE = TABLE.int64("hand_stride")  # from one hand to the next
-KEPT = TABLE.int64("kept")  # bytes of a row that a hand keeps, and of each of its updater's arrays; 0: none
+UNDO_STRIDE = TABLE.int64("undo_stride")  # from one undo slot to the next
+KEPT = TABLE.int64("kept")  # bytes of a row that an undo slot keeps, and of each of its updater's arrays; 0: none
 TABLE_ID = TABLE.int64("table_id")
 CHUNK_SIZE = TABLE.int64("chunk_size")  # elements of a chunk
 CHUNK_COUNT = TABLE.int64("chunk_count")  # chunks of a round
@@ -174,21 +174,21 @@ STALENESS_SUM = LINE.int64("staleness_sum")
 STALENESS_COUNT = LINE.int64("staleness_count")
 SEEN = LINE.int64("seen")
 
-# a worker's hand in a table: what it is about to change, for whoever takes over if it dies
-HANDS_EACH = 2  # of a worker: so many of its threads change a table at once
-HAND_BYTES = 64
-HAND = Record(HAND_BYTES)
-HAND_WORD = HAND.int64("hand_word")  # 1 + number of the word that is about to be held; 0: none
-HAND_ROW = HAND.int64("hand_row")  # 1 + number of the row whose copy follows; 0: none
-HAND_POSITION = HAND.int64("hand_position")  # how far the call has come: rows before this are done; -1: it changes none
-HAND_USER = HAND.int64(
-    "hand_user"
-)  # the life whose thread is using it; 0: nobody; below 0: a thread has taken it and set no position yet
+# a worker's undo slot in a table: what it is about to change, for whoever takes over if it dies
+UNDO_SLOTS_EACH = 2  # of a worker: so many of its threads change a table at once
+UNDO_BYTES = 64
+UNDO = Record(UNDO_BYTES)
+UNDO_WORD = UNDO.int64("undo_word")  # 1 + number of the word that is about to be held; 0: none
+UNDO_ROW = UNDO.int64("undo_row")  # 1 + number of the row whose copy follows; 0: none
+UNDO_POSITION = UNDO.int64("undo_position")  # how far the call has come: rows before this are done; -1: it changes none
+UNDO_USER = UNDO.int64(
+    "undo_user"
+)  # the attachment whose thread is using it; 0: nobody; below 0: a thread has taken it and set no position yet
 
 # a word that guards a stripe, a block of rows or a segment of an index: its version, and below that its holder, as the
-# life of a worker's number and 1 + the number of one of its hands; 0: nobody. See kernels/stripe_words.py
-HAND_BITS, LIFE_BITS = 12, 8
-OWNER_BITS = LIFE_BITS + HAND_BITS
+# attachment of a worker's number and 1 + the number of one of its undo slots; 0: nobody. See kernels/stripe_words.py
+UNDO_BITS, ATTACHMENT_BITS = 12, 8
+OWNER_BITS = ATTACHMENT_BITS + UNDO_BITS
 OWNER = (1 << OWNER_BITS) - 1
 VERSION = 1 << OWNER_BITS
 

@@ -1,4 +1,4 @@
-"""One part of a table in a segment: header, workers' lines, words and hands, values, updater state, slots.
+"""One part of a table in a segment: header, workers' lines, words and undo slots, values, updater state, slots.
 
 Today a host's shard is the whole table. Made by the node, used by the sessions; it starts nothing and waits
 for nothing.
@@ -59,7 +59,7 @@ class TableProgress:
 
 
 def initialise(address: int, spec: TableSpec, table_id: int, workers: int, mode: int) -> None:
-    """Writes a table's header into zeroed memory; all that is zero is right: free words, idle hands."""
+    """Writes a table's header into zeroed memory; all that is zero is right: free words, idle undo slots."""
     partition = Partition.of(spec)
     places = Places.of(spec, workers, BY_CODE[mode].in_rounds)
     words = {
@@ -71,9 +71,9 @@ def initialise(address: int, spec: TableSpec, table_id: int, workers: int, mode:
         "table_workers": workers,
         "mode": mode,
         "words": places.words,
-        "hands": places.hands,
+        "undo_slots": places.undo_slots,
         "shift": partition.shift,
-        "hand_stride": partition.hand_bytes(len(spec.state_names)),
+        "undo_stride": partition.undo_bytes(len(spec.state_names)),
         "kept": partition.kept,
         "buffer_0": places.buffers[0],
         "buffer_1": places.buffers[1],

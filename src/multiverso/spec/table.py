@@ -268,9 +268,9 @@ class Partition:
         kept = row if row * (1 + len(spec.state_names)) <= at.MOST_KEPT else 0
         return cls(spec.columns << shift, -(-spec.rows >> shift), shift, kept)
 
-    def hand_bytes(self, states: int) -> int:
-        """From one hand to the next: its words, and the copy of a row with its state."""
-        return at.round_up(at.HAND_BYTES + self.kept * (1 + states), at.CACHE_LINE)
+    def undo_bytes(self, states: int) -> int:
+        """From one undo slot to the next: its words, and the copy of a row with its state."""
+        return at.round_up(at.UNDO_BYTES + self.kept * (1 + states), at.CACHE_LINE)
 
 
 def chunk_of(spec: TableSpec) -> int:
@@ -284,7 +284,7 @@ class Places:
 
     lines: int
     words: int
-    hands: int
+    undo_slots: int
     buffers: tuple[int, int]
     states: tuple[int, int]
     slots: int
@@ -297,9 +297,9 @@ class Places:
 
     @classmethod
     def of(cls, spec: TableSpec, workers: int, synchronous: bool) -> Places:
-        """Lays a table out: header, lines, words and hands, values, state, slots, local state.
+        """Lays a table out: header, lines, words and undo slots, values, state, slots, local state.
 
-        In synchronous mode there are no words and hands, but slots, and values and state are there twice.
+        In synchronous mode there are no words and undo slots, but slots, and values and state are there twice.
         """
         end = at.TABLE_HEADER
 
@@ -312,12 +312,12 @@ class Places:
         whole = spec.elements * spec.itemsize
         lines = take((workers + 1) * at.LINE_STRIDE, at.CACHE_LINE)  # the node is the last worker
         head = end
-        words = hands = 0
+        words = undo_slots = 0
         if not synchronous:
             partition = Partition.of(spec)
             words = take(partition.stripe_count << at.WORD_SPACING, at.CACHE_LINE)
-            hand = partition.hand_bytes(len(spec.state_names))
-            hands = take(hand * at.HANDS_EACH * (workers + 1), at.CACHE_LINE)
+            undo = partition.undo_bytes(len(spec.state_names))
+            undo_slots = take(undo * at.UNDO_SLOTS_EACH * (workers + 1), at.CACHE_LINE)
         align, skew = (at.PAGE, at.SKEW) if whole >= at.PAGE else (at.CACHE_LINE, 0)
         first = take(whole, align, skew)
         state = take(whole * len(spec.state_names), align, skew)
@@ -333,4 +333,4 @@ class Places:
         local_stride = at.round_up(whole * spec.per_worker, align)
         local = take(local_stride * workers, align)
         size = at.round_up(end, at.CACHE_LINE)
-        return cls(lines, words, hands, buffers, states, slots, stride, small, local, local_stride, head, size)
+        return cls(lines, words, undo_slots, buffers, states, slots, stride, small, local, local_stride, head, size)

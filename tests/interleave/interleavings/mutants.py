@@ -174,37 +174,37 @@ WRITTEN = (
     (
         "a row is kept before its first byte changes",
         "stripe_words",
-        "    store_release64(hand + at.HAND_ROW, row + 1)\n    fence_release()\n",
+        "    store_release64(undo + at.UNDO_ROW, row + 1)\n    fence_release()\n",
         "    fence_release()\n",
     ),
     (
-        "a hand names its word before it takes it",
+        "an undo slot names its word before it takes it",
         "stripe_words",
-        """    name_word(hand, word)
+        """    name_word(undo, word)
     value = load_acquire64(address)
     if value""",
         """    value = load_acquire64(address)
     if value""",
     ),
     (
-        "a hand has its call's position before it says who uses it",
+        "an undo slot has its call's position before it says who uses it",
         "stripe_words",
-        """                store_release64(hand + at.HAND_POSITION, position)
-                store_release64(user, life)
+        """                store_release64(undo + at.UNDO_POSITION, position)
+                store_release64(user, attachment)
 """,
-        """                store_release64(user, life)
+        """                store_release64(user, attachment)
 """,
     ),
     (
         "the updater's arrays are put back with the row",
         "stripe_words",
-        "move(place, hand + rows.copy + (state + 1) * rows.kept, rows.kept)",
+        "move(place, undo + rows.copy + (state + 1) * rows.kept, rows.kept)",
         "pass",
     ),
     (
-        "who takes over has the copy in its own hand first",
+        "who takes over has the copy in its own undo slot first",
         "stripe_words",
-        "            store_release64(hand + at.HAND_ROW, row + 1)\n",
+        "            store_release64(undo + at.UNDO_ROW, row + 1)\n",
         "            pass\n",
     ),
     (
@@ -226,13 +226,13 @@ WRITTEN = (
         "if value & OWNER != 0 or store_release64(address, value | owner):",
     ),
     (
-        "a new life puts in order what any earlier one had in hand",
+        "a new attachment settles what any earlier one had begun",
         "stripe_words",
-        "if hand_in(value) == hand_in(owner) and value & OWNER != owner:",
+        "if undo_slot_in(value) == undo_slot_in(owner) and value & OWNER != owner:",
         "if value == -1:",
     ),
     (
-        "an owner whose number has another life is dead",
+        "an owner whose number has another attachment is dead",
         "stripe_words",
         "        return True\n    return load32(block",
         "        pass\n    return load32(block",

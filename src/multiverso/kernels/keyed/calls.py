@@ -23,7 +23,7 @@ from multiverso.kernels.keyed.row_words import (
     settle_row,
 )
 from multiverso.kernels.keyed.rows import enter_key, used
-from multiverso.kernels.stripe_words import hand_in
+from multiverso.kernels.stripe_words import undo_slot_in
 from multiverso.layout.keyed import CANDIDATE, LINE_BYTES, LINES, NO_ROW, OWNER, at
 
 _AHEAD = 16
@@ -132,16 +132,16 @@ def release(base: Address, me: Int) -> Int:
 
 @kernel
 def enter(control: Address, base: Address, me: Int) -> Int:
-    """A new life of a worker's number: ends what an earlier one had in hand, and keeps its claimed row. 0 or a code."""
+    """A new attachment ends what an earlier one had begun, and keeps its claimed row. 0 or a code."""
     owner = owner_of(base, me)
     unpin(keyed_line(base, owner))
     settle_row(control, base, me)
-    hand = hand_of(base, owner)
-    segment = load_acquire64(hand + at.SEGMENT) - 1
+    undo = hand_of(base, owner)
+    segment = load_acquire64(undo + at.SEGMENT) - 1
     if segment >= 0:
         value = load_acquire64(word_at(base, segment))
-        if hand_in(value) == hand_in(owner) and value & OWNER != owner:
+        if undo_slot_in(value) == undo_slot_in(owner) and value & OWNER != owner:
             take_over_segment(base, owner, segment, value)
-        store_release64(hand + at.SEGMENT, 0)
+        store_release64(undo + at.SEGMENT, 0)
     settle_claim(base, owner)
     return 0

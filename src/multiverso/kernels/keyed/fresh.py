@@ -1,10 +1,11 @@
 """Fresh rows of a keyed table, and how long a row that was found stays as it is.
 
-A new key's row is claimed in the worker's hand first, with a few more for the next keys, so that nobody else gets it
-and none is lost with a worker: the next life of its number goes on with them. A row that was found may be in use until
-the call that found it ends, so each call *pins* the epoch in which it begins; what was removed before every pinned
-epoch is in no call's hands (epoch-based reclamation: Fraser, Practical lock-freedom, 2004). A call of a worker that
-died counts no longer; one of a worker that was stopped keeps rows from being used again, and nobody from anything else.
+A new key's row is claimed in the worker's undo slot first, with a few more for the next keys, so that nobody else gets
+it and none is lost with a worker: the next process with its number continues with them. A row that was found may be in
+use until the call that found it ends, so each call *pins* the epoch in which it begins; what was removed before every
+pinned epoch is in no call's undo slots (epoch-based reclamation: Fraser, Practical lock-freedom, 2004). A call of a
+worker that died counts no longer; one of a worker that was stopped keeps rows from being used again, and nobody from
+anything else.
 """
 
 # mypy: disable-error-code="no-untyped-def,no-untyped-call,no-any-return"
@@ -24,7 +25,7 @@ from multiverso.compiling.atomics import (
 from multiverso.compiling.declaring import inner
 from multiverso.kernels.keyed.initial_rows import store_number, write_initial
 from multiverso.kernels.keyed.row_words import hand_of, is_dead
-from multiverso.kernels.stripe_words import hand_in, owner_word
+from multiverso.kernels.stripe_words import owner_word, undo_slot_in
 from multiverso.layout.keyed import (
     CLAIMED,
     CLAIMING,
@@ -60,14 +61,14 @@ def unpin(line):
 
 @inner
 def safe_epoch(control, base):
-    """What was removed before this epoch is in no call's hands any more."""
+    """What was removed before this epoch is in no call's undo slots any more."""
     fence_all()
     safe = load_acquire64(base + at.EPOCH)
     for worker in range(MAX_WORKERS):
         line = base + LINES + LINE_BYTES * worker
         pinned = load_acquire64(line + at.PIN)
         if pinned != 0 and pinned - 1 < safe:
-            owner = owner_word(load_acquire64(line + at.INCARNATION), worker)
+            owner = owner_word(load_acquire64(line + at.ATTACHMENT), worker)
             if not is_dead(control, owner):
                 safe = pinned - 1
     return safe
@@ -141,26 +142,26 @@ def _send_for_later(base, row):
 
 
 @inner
-def claim_row(base, owner, hand, key):
+def claim_row(base, owner, undo, key):
     """Returns the row that the next key of this worker gets, written already, or -1: there is none."""
-    claim = load_acquire64(hand + at.CLAIM)
+    claim = load_acquire64(undo + at.CLAIM)
     if claim & 3 != CLAIMED:  # a few at once, or each key would cost one more locked instruction
         while True:
             last = load_acquire64(base + at.NEXT_ROW)
-            if (last & 0xFFFF) - 1 != hand_in(owner):
+            if (last & 0xFFFF) - 1 != undo_slot_in(owner):
                 settle_next(base, last)
             row = last >> 16
             more = min(ROWS_AT_ONCE, load_acquire64(base + at.CAPACITY) - row) - 1
             if more < 0:
                 return -1
             claim = (more << MORE_SHIFT) | (row << 2)
-            store_release64(hand + at.CLAIM, claim | CLAIMING)
-            taken = (_end_of(claim) << 16) | (hand_in(owner) + 1)
+            store_release64(undo + at.CLAIM, claim | CLAIMING)
+            taken = (_end_of(claim) << 16) | (undo_slot_in(owner) + 1)
             if compare_swap64(base + at.NEXT_ROW, last, taken) == last:
                 break
         claim |= CLAIMED
-        store_release64(hand + at.CLAIM, claim)
-    store_release64(hand + at.KEY, key)
+        store_release64(undo + at.CLAIM, claim)
+    store_release64(undo + at.KEY, key)
     row = (claim >> 2) & NO_ROW
     _send_for_later(base, row + _LATER)
     begin_row(base, row, key)
@@ -169,11 +170,11 @@ def claim_row(base, owner, hand, key):
 
 @inner
 def settle_claim(base, owner):
-    """A new life of a worker's number finds out whether the rows that an earlier one tried to get are its own."""
+    """A new attachment finds out whether the rows that an earlier one tried to get are its own."""
     place = hand_of(base, owner) + at.CLAIM
     claim = load_acquire64(place)
     if claim & 3 == CLAIMING:
         last = load_acquire64(base + at.NEXT_ROW)
-        mine = (last & 0xFFFF) - 1 == hand_in(owner) and last >> 16 == _end_of(claim)
+        mine = (last & 0xFFFF) - 1 == undo_slot_in(owner) and last >> 16 == _end_of(claim)
         # somebody else may find it out at the same time
         compare_swap64(place, claim, claim - CLAIMING + CLAIMED if mine else UNCLAIMED)

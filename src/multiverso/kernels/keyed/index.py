@@ -33,7 +33,7 @@ from multiverso.compiling.declaring import inner
 from multiverso.kernels.keyed.buckets import bring_nearer, counts_at, home_of, put, recount, remove_moved, scan, survey
 from multiverso.kernels.keyed.fresh import claim_after
 from multiverso.kernels.keyed.row_words import count_up, hand_of, is_dead, keyed_line, rows_at
-from multiverso.kernels.stripe_words import hand_in, nap
+from multiverso.kernels.stripe_words import nap, undo_slot_in
 from multiverso.kernels.waits import end_wait
 from multiverso.layout.keyed import (
     BUCKET_BYTES,
@@ -183,14 +183,14 @@ def split(base, segment, word, line):
 @inner
 def _settle_claim(base, dead, segment):
     """Drops the claim of a dead owner of a segment if its row has been entered there."""
-    hand = hand_of(base, dead)
-    claim = load_acquire64(hand + at.CLAIM)
+    undo = hand_of(base, dead)
+    claim = load_acquire64(undo + at.CLAIM)
     if claim & 3 != CLAIMED:
         return
-    key = load_acquire64(hand + at.KEY)
+    key = load_acquire64(undo + at.KEY)
     entry = scan(segment_at(base, segment), hash64(key), key)
     if entry and load_acquire64(entry + 8) & NO_ROW == (claim >> 2) & NO_ROW:
-        compare_swap64(hand + at.CLAIM, claim, claim_after(claim))
+        compare_swap64(undo + at.CLAIM, claim, claim_after(claim))
 
 
 @inner
@@ -209,7 +209,7 @@ def take_over_segment(base, owner, segment, value):
 def await_segment(control, base, owner, segment):
     """Waits until nobody holds a segment, taking it over from the dead: 0 or TIMED_OUT."""
     address = word_at(base, segment)
-    me = hand_in(owner)
+    me = undo_slot_in(owner)
     count_up(keyed_line(base, owner), at.WAITS, 1)
     began = monotonic_ns()
     tries = 0

@@ -231,7 +231,7 @@ def evict(control: Address, base: Address, me: Int, seen: Words, until_ns: Int) 
         until_ns: CLOCK_MONOTONIC; at least one segment is looked at.
     """
     owner = owner_of(base, me)
-    line, hand = keyed_line(base, owner), hand_of(base, owner)
+    line, undo = keyed_line(base, owner), hand_of(base, owner)
     total = _total(base)
     while seen[0] < WHOLE:
         pattern = load_acquire64(base + at.EVICT_AT)
@@ -247,7 +247,7 @@ def evict(control: Address, base: Address, me: Int, seen: Words, until_ns: Int) 
             if is_dead(control, word):
                 take_over_segment(base, owner, segment, word)
             continue
-        store_release64(hand + at.SEGMENT, segment + 1)
+        store_release64(undo + at.SEGMENT, segment + 1)
         if compare_swap64(address, word, word | owner) == word:
             fence_release()
             gone = _evict_segment(control, base, owner, line, segment, depth, total)

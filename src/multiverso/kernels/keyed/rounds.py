@@ -3,8 +3,8 @@
 The rounds are those of ``kernels/rounds``, gone through on a small table beside the keyed one, whose elements stand for
 parts of the hashes: who folds an element folds the keys of that part. A key's deltas are summed in its worker's log;
 its row gets one step, in place, with the sum of all logs in worker order. Beside each row stands the last round that it
-was changed in: it is changed, and kept by a hand, together with the row. So whoever does a part again, in the place of
-one that has died, leaves out the rows that are done.
+was changed in: it is changed, and kept by an undo slot, together with the row. So whoever does a part again, in the
+place of one that has died, leaves out the rows that are done.
 
 Nobody changes a row between two reads of a worker that takes part, since no round ends without it.
 """
@@ -186,10 +186,10 @@ def _fold_key(base, how, number, ids, first, key, entering, like):
     place = keyed + load64(keyed + at.ROWS) + row * size
     changed_in = place + size - 8
     if load64(changed_in) != number:
-        hand = hand_of(keyed, owner)
+        undo = hand_of(keyed, owner)
         stamp(keyed, row)
-        move(hand + at.COPY, place, size)
-        store_release64(hand + at.HAND_ROW, row + 1)
+        move(undo + at.COPY, place, size)
+        store_release64(undo + at.UNDO_ROW, row + 1)
         fence_release()
         _step(base, how, place, ids, first, key, like)
         store_release64(changed_in, number)

@@ -1,7 +1,8 @@
-"""A keyed table's rows under their words: ``stripe_words`` has the protocol, this says where the words and hands lie.
+"""A keyed table's rows under their words: ``stripe_words`` has the protocol.
 
-Each worker has one hand in a keyed table. The updater's numbers of a row lie behind its values and are kept and put
-back with them. The loops over many rows do the quick half of ``hold`` and of a read themselves.
+This says where the words and undo slots lie. Each worker has one undo slot in a keyed table. The updater's numbers of a
+row lie behind its values and are kept and put back with them. The loops over many rows do the quick half of ``hold``
+and of a read themselves.
 """
 
 # mypy: disable-error-code="no-untyped-def,no-untyped-call,no-any-return"
@@ -24,15 +25,15 @@ from multiverso.compiling.atomics import (
 from multiverso.compiling.declaring import inner
 from multiverso.kernels.stripe_words import (
     Rows,
+    attachment_in,
     await_word,
-    give_back,
-    hand_in,
     has_died,
     hold,
-    life_in,
     name_word,
     owner_word,
-    settle_hands,
+    release_unchanged,
+    settle_undo_slots,
+    undo_slot_in,
 )
 from multiverso.layout.keyed import KEYED, LINE_BYTES, LINES, OWNER, ROW_VERSION, at
 
@@ -44,25 +45,25 @@ _TRIES = 64  # of a read without the word
 @inner
 def keyed_line(base, owner):
     """Returns the address of an owner's line in a keyed table."""
-    return base + LINES + LINE_BYTES * hand_in(owner)
+    return base + LINES + LINE_BYTES * undo_slot_in(owner)
 
 
 @inner
 def hand_of(base, owner):
-    """Returns the address of an owner's hand."""
-    return base + load_acquire64(base + at.HANDS) + load_acquire64(base + at.HAND_BYTES) * hand_in(owner)
+    """Returns the address of an owner's undo slot."""
+    return base + load_acquire64(base + at.UNDO_SLOTS) + load_acquire64(base + at.UNDO_BYTES) * undo_slot_in(owner)
 
 
 @inner
 def owner_of(base, me):
-    """What stands in a word that worker ``me`` holds, in its current life."""
-    return owner_word(load_acquire64(base + LINES + LINE_BYTES * me + at.INCARNATION), me)
+    """What stands in a word that worker ``me`` holds, in its current attachment."""
+    return owner_word(load_acquire64(base + LINES + LINE_BYTES * me + at.ATTACHMENT), me)
 
 
 @inner
 def is_dead(control, owner):
     """Returns whether the owner of a word will never let it go."""
-    return has_died(control, hand_in(owner), life_in(owner))
+    return has_died(control, undo_slot_in(owner), attachment_in(owner))
 
 
 @inner
@@ -81,8 +82,8 @@ def rows_at(base, me):
         base + load_acquire64(base + at.ROW_WORDS),
         _SPACING,
         load_acquire64(base + at.SHIFT),
-        base + load_acquire64(base + at.HANDS),
-        load_acquire64(base + at.HAND_BYTES),
+        base + load_acquire64(base + at.UNDO_SLOTS),
+        load_acquire64(base + at.UNDO_BYTES),
         1,
         at.COPY,
         base + load_acquire64(base + at.ROWS),
@@ -97,14 +98,14 @@ def rows_at(base, me):
 @inner
 def await_row(control, base, owner, word):
     """Waits until nobody holds a row word, taking it over from the dead: its value, or -TIMED_OUT."""
-    me = hand_in(owner)
+    me = undo_slot_in(owner)
     return await_word(rows_at(base, me), control, me, hand_of(base, owner), word)
 
 
 @inner
 def hold_row(control, base, owner, word):
     """Takes a row word: its value before, or -TIMED_OUT."""
-    me = hand_in(owner)
+    me = undo_slot_in(owner)
     return hold(rows_at(base, me), control, me, owner, hand_of(base, owner), word)
 
 
@@ -125,7 +126,7 @@ def add_to_rows(control, base, updater, me, rows, delta, progress):
     wanted = columns * load_acquire64(base + at.ITEMSIZE)
     values, words = base + load_acquire64(base + at.ROWS), base + load_acquire64(base + at.ROW_WORDS)
     shift, owner = load_acquire64(base + at.SHIFT), owner_of(base, me)
-    stamps, hand = base + load_acquire64(base + at.STAMPS), hand_of(base, owner)
+    stamps, undo = base + load_acquire64(base + at.STAMPS), hand_of(base, owner)
     for k in range(progress, min(progress + _AHEAD, rows.size)):
         _send_for(values, words, stamps, shift, size, int(rows[k]))
     for k in range(progress, rows.size):
@@ -136,8 +137,8 @@ def add_to_rows(control, base, updater, me, rows, delta, progress):
             continue
         word = row >> shift
         address = words + 8 * word
-        store_release64(hand + at.HAND_POSITION, k)
-        name_word(hand, word)
+        store_release64(undo + at.UNDO_POSITION, k)
+        name_word(undo, word)
         value = load_acquire64(address)
         if value & OWNER != 0 or compare_swap64(address, value, value | owner) != value:
             value = hold_row(control, base, owner, word)
@@ -148,14 +149,14 @@ def add_to_rows(control, base, updater, me, rows, delta, progress):
         generation = load_acquire64(base + at.GENERATION)  # under the word: see `pass_through` in keyed_snapshots
         if load32(stamps + 4 * row) != generation:
             store_int32(stamps + 4 * row, generation)
-        move(hand + at.COPY, place, size)
-        store_release64(hand + at.HAND_ROW, row + 1)
+        move(undo + at.COPY, place, size)
+        store_release64(undo + at.UNDO_ROW, row + 1)
         fence_release()
         part = delta + k * wanted
         call_update(updater, place, part, place + wanted, columns, base + at.HYPER, columns)
         store_release64(address, value + ROW_VERSION)
-    store_release64(hand + at.HAND_ROW, 0)
-    store_release64(hand + at.HAND_POSITION, rows.size)
+    store_release64(undo + at.UNDO_ROW, 0)
+    store_release64(undo + at.UNDO_POSITION, rows.size)
     return 0
 
 
@@ -197,12 +198,12 @@ def read_rows(control, base, me, rows, out, wanted, progress):
                 if value < 0:
                     return (k << 16) | -value
                 move(out + k * wanted, values + row * size, wanted)
-                give_back(held, word, value)
+                release_unchanged(held, word, value)
                 break
     return 0
 
 
 @inner
 def settle_row(control, base, me):
-    """A new life of a worker's number puts in order what an earlier one had in hand."""
-    settle_hands(rows_at(base, me), control, me)
+    """A new attachment settles what an earlier one had begun."""
+    settle_undo_slots(rows_at(base, me), control, me)

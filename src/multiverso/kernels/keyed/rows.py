@@ -106,7 +106,7 @@ def used(base, value, line, key, k):
 
 
 @inner
-def _let_go(base, address, word, place, keys, candidates, dead):
+def _release(base, address, word, place, keys, candidates, dead):
     count(base, place, keys, candidates, dead)
     store_release64(address, word + SEGMENT_VERSION)
 
@@ -193,7 +193,7 @@ def enter_key(control, base, owner, key_hash, key, line, call, k, absent_from, a
         k: which key of its call it is.
         absent_from, absent_word: a segment in which the key is not for as long as this is the segment's word.
     """
-    hand = hand_of(base, owner)
+    undo = hand_of(base, owner)
     at_once = call[2] <= 1
     must_claim = False
     while True:
@@ -212,10 +212,10 @@ def enter_key(control, base, owner, key_hash, key, line, call, k, absent_from, a
         claimed = -1
         # a fresh row is written before the word is taken, unless a dead entry's may do
         if must_claim or (at_once and load_acquire64(counts_at(base, place)) >> 32 == 0):
-            claimed = claim_row(base, owner, hand, key)
+            claimed = claim_row(base, owner, undo, key)
             if claimed < 0:
                 return -FULL
-        store_release64(hand + at.SEGMENT, segment + 1)
+        store_release64(undo + at.SEGMENT, segment + 1)
         if compare_swap64(address, word, word | owner) != word:
             continue
         fence_release()
@@ -231,7 +231,7 @@ def enter_key(control, base, owner, key_hash, key, line, call, k, absent_from, a
                 return value & NO_ROW
             row = _admit_candidate(control, base, owner, place, entry, claimed, int(call[2]))
             if row >= 0:
-                _let_go(base, address, word, place, 1, -1, 0)
+                _release(base, address, word, place, 1, -1, 0)
                 count_up(line, at.KEYS_ADMITTED, 1)
                 return row
             store_release64(address, word)
@@ -244,7 +244,7 @@ def enter_key(control, base, owner, key_hash, key, line, call, k, absent_from, a
             candidate = value & CANDIDATE != 0
             if not candidate and value & NO_ROW == claimed:
                 give_claimed(base, owner)
-            _let_go(base, address, word, place, 0 if candidate else 1, 1 if candidate else 0, 0)
+            _release(base, address, word, place, 0 if candidate else 1, 1 if candidate else 0, 0)
             if candidate:
                 return ABSENT
             count_up(line, at.KEYS_ADMITTED, 1)

@@ -50,7 +50,7 @@ class Control:
         store32(self.address + at.CAPACITY, capacity)
         mutex.initialise(self.address + at.NODE_LIFE)
         node = self.block(capacity)  # as a worker that changes tables, for other hosts
-        store64(node + at.LIFE_NUMBER, 1)
+        store64(node + at.ATTACHMENT, 1)
         store32(node + at.LIVENESS, at.ALIVE)
 
     def continue_without_lost(self, do: bool) -> None:
@@ -93,10 +93,10 @@ class Control:
         """Gives a block to a new worker (the node)."""
         self.lost_in_order.pop(worker_id, None)
         block = self.block(worker_id)
-        life = load64(block + at.LIFE_NUMBER) % 255 + 1
+        life = load64(block + at.ATTACHMENT) % 255 + 1
         for offset in range(at.LIVENESS, at.WORKER_STRIDE, 8):
             store64(block + offset, 0)
-        store64(block + at.LIFE_NUMBER, life)
+        store64(block + at.ATTACHMENT, life)
         mutex.initialise(block + at.LIFE)
         store32(block + at.PID, pid)
         store32(block + at.LIVENESS, at.ALIVE)
@@ -209,7 +209,7 @@ class Control:
             gave_up_ns=load64(block + at.GAVE_UP),
             wait=_wait_in(block),
             host=self.places[worker_id] if self.places else "",
-            life=load64(block + at.LIFE_NUMBER),
+            life=load64(block + at.ATTACHMENT),
             incarnation=load32(block + at.INCARNATION),
         )
 

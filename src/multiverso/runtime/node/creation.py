@@ -208,11 +208,11 @@ class Creations:
             creation.step = "write"
             self._proceed(creation)
         elif creation.waiting:
-            self._let_go(creation)
+            self._conclude(creation)
         else:
             self._forget(creation)
 
-    def _let_go(self, creation: Creation) -> None:
+    def _conclude(self, creation: Creation) -> None:
         """It is ready."""
         del self._creations[creation.key]
         for asked in creation.waiting.values():

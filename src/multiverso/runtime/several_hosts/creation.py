@@ -152,7 +152,7 @@ class HostCreations(Creations):
         creation = self._creations.get(key)
         if creation is not None:
             self._writers_of.pop(key, None)
-            self._let_go(creation)
+            self._conclude(creation)
             if creation.piece is not None and not creation.piece.holders:
                 self._tell_unused(creation.piece)
 

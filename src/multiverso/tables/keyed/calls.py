@@ -40,9 +40,9 @@ class _Mine(threading.local):
 class KeyedCalls:
     """What this worker does with a keyed table. Owner: the table of its session that was made first.
 
-    A worker has one hand, so it makes one call at a time, whatever its threads ask for. An add or a removal that raised
-    with a part of it done is finished before anything else is (`settle`), and recognised when its thread makes it
-    again; once its caller has been told what became of it, `end` says so. What works on the table as a whole goes
+    A worker has one undo slot, so it makes one call at a time, whatever its threads ask for. An add or a removal that
+    raised with a part of it done is finished before anything else is (`settle`), and recognised when its thread makes
+    it again; once its caller has been told what became of it, `end` says so. What works on the table as a whole goes
     through `alone`.
 
     Attributes:

@@ -12,7 +12,7 @@ import numpy.typing as npt
 from multiverso.errors import TableMismatchError
 from multiverso.layout import keyed as layout
 from multiverso.layout.keyed import at
-from multiverso.layout.words import LIFE_NUMBER, MAX_WORKERS
+from multiverso.layout.words import ATTACHMENT, MAX_WORKERS
 from multiverso.memory.shared import SharedMemory
 from multiverso.memory.words import load64, store64
 from multiverso.runtime.session.session import Session
@@ -49,7 +49,7 @@ class KeyedMemory:
 
     @classmethod
     def of(cls, session: Session, called: str, spec: KeyedSpec) -> KeyedMemory:
-        """Makes the memory, or attaches to what another worker has made, and begins this worker's life in it.
+        """Makes the memory, or attaches to what another worker has made, and begins this worker's attachment to it.
 
         Raises:
             TableMismatchError: what is there is another table.
@@ -66,7 +66,7 @@ class KeyedMemory:
         memory.check_equal(spec)
         line = memory._line(session.worker_id)
         block = session.control.block(session.worker_id)
-        store64(line + at.INCARNATION, load64(block + LIFE_NUMBER))
+        store64(line + at.ATTACHMENT, load64(block + ATTACHMENT))
         return memory
 
     def check_equal(self, spec: KeyedSpec) -> None:
@@ -89,8 +89,8 @@ class KeyedMemory:
         store64(self.address + getattr(at, name), value)
 
     def position(self, worker: int) -> ctypes.c_int64:
-        """The word of a worker's hand that says how many rows of its add are done, as it is."""
-        return ctypes.c_int64.from_address(self._hand(worker) + at.HAND_POSITION)
+        """The word of a worker's undo slot that says how many rows of its add are done, as it is."""
+        return ctypes.c_int64.from_address(self._undo_slot(worker) + at.UNDO_POSITION)
 
     # -- counting --------------------------------------------------------------------------------------------
 
@@ -101,7 +101,7 @@ class KeyedMemory:
 
     def _claims(self, worker: int, last: int) -> int:
         """How many rows a worker has in hand that are not a key's yet."""
-        claim = load64(self._hand(worker) + at.CLAIM)
+        claim = load64(self._undo_slot(worker) + at.CLAIM)
         number = (claim >> layout.MORE_SHIFT) + 1
         if claim & 3 == layout.CLAIMING:  # it may have died in the middle
             end = ((claim >> 2) & layout.NO_ROW) + number
@@ -111,8 +111,8 @@ class KeyedMemory:
     def _line(self, worker: int) -> int:
         return self.address + layout.LINES + layout.LINE_BYTES * worker
 
-    def _hand(self, worker: int) -> int:
-        return self.address + self.word("HANDS") + self.word("HAND_BYTES") * worker
+    def _undo_slot(self, worker: int) -> int:
+        return self.address + self.word("UNDO_SLOTS") + self.word("UNDO_BYTES") * worker
 
     def _segment_words(self) -> npt.NDArray[np.int64]:
         """The words of all segments that there are, by number."""
@@ -179,8 +179,8 @@ _PLACES = (
     "SHIFT",
     "CAPACITY",
     "MOST_DEPTH",
-    "HAND_BYTES",
-    "HANDS",
+    "UNDO_BYTES",
+    "UNDO_SLOTS",
     "ROW_WORDS",
     "STAMPS",
     "REMOVALS",

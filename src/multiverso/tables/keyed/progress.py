@@ -2,7 +2,7 @@
 
 The rule is that of all tables (``docs/decisions/0045-a-call-that-raised.md``). What a kernel has done stands in arrays
 that it writes in one step with its effects: the row of each key that was admitted, whether each key was removed; and in
-this worker's hand, how many rows were added to. The rows that an unfinished add has found stay pinned, so none of
+this worker's undo slot, how many rows were added to. The rows that an unfinished add has found stay pinned, so none of
 them is another key's by the time that it goes on.
 """
 

@@ -58,7 +58,7 @@ class KeyedRounds(Synchronous):
         self.called, self.operations = called, Operations(self, access.name)
         self.memory, self.calls = memory, calls
         self._session, self._number, self._logs = session, number, logs
-        self._lock = calls.lock  # a worker has one hand in the table
+        self._lock = calls.lock  # a worker has one undo slot in the table
         calls.refuse = self._refuse_in_round
         self._none = np.empty(0, self._dtype)
         kernels.go.compiled(self._dtype)

@@ -128,8 +128,8 @@ class _Job:
         alive = [w for w in mortal if w not in self.world.dead and w in self.world.actors]
         words = self.world.source["stripe_words"]
         guards = self.table.stripe_words()
-        each = self.world.at.HANDS_EACH
-        holders = {words.hand_in(int(word)) // each for word in guards if int(word) & words.OWNER}
+        each = self.world.at.UNDO_SLOTS_EACH
+        holders = {words.undo_slot_in(int(word)) // each for word in guards if int(word) & words.OWNER}
         at_work = [w for w in alive if w in holders] if random.random() < 0.8 else []
         if alive:
             self.world.kill(random.choice(at_work or alive))
@@ -167,13 +167,13 @@ class _Job:
                 )
 
     def _told(self, worker: int) -> int | None:
-        """How many rows were done when a worker was killed, by its hand; None: the hand says nothing of its call."""
+        """How many rows were done when a worker was killed, by its undo slot; None: that says nothing of its call."""
         if worker in self.lives:
             return None
         at, header = self.world.at, self.table.header
-        hand = self.table.base + self.table.places.hands + int(header["hand_stride"]) * at.HANDS_EACH * worker
+        undo = self.table.base + self.table.places.undo_slots + int(header["undo_stride"]) * at.UNDO_SLOTS_EACH * worker
         load64 = self.world.source["memory.words"].load64
-        user, position = self.world.quietly(lambda: (load64(hand + at.HAND_USER), load64(hand + at.HAND_POSITION)))
+        user, position = self.world.quietly(lambda: (load64(undo + at.UNDO_USER), load64(undo + at.UNDO_POSITION)))
         return int(position) if user > 0 and position >= 0 else None
 
     @staticmethod
