@@ -43,7 +43,7 @@ def init(
         sync: synchronous rounds: the i-th ``get`` of a table returns the same bits in every worker.
         staleness: bounded staleness instead: a read waits for workers more than this many ticks behind.
         on_lost: what waits do when a worker dies: ``"stop"`` raise WorkerLostError (default), ``"continue"``
-            go on without it. None takes what the launcher was told.
+            continue without it. None takes what the launcher was told.
         wire: the format in which changes travel between hosts: ``"native"`` (default), ``"float32"``, ``"bfloat16"``,
             ``"int8"``, ``"topk"`` or ``"topk:0.05"``. This and the next two mean nothing in a job on one host; with
             ``sync=True`` they are refused there, too.
@@ -107,9 +107,9 @@ def init(
 
 
 def shutdown() -> None:
-    """Finishes pending operations and leaves the job; waits for nobody. A second call does nothing.
+    """Finishes pending operations and leaves the job, without waiting for other workers. A second call does nothing.
 
-    The others go on without this worker. ``init`` afterwards begins a new session.
+    The others continue without this worker. ``init`` afterwards begins a new session.
     """
     session = latest()
     if session is not None:
@@ -181,7 +181,7 @@ def all_reduce(
         NotInThisJobError: the workers of this job come and go.
         WorkerLostError: a worker died or left; nothing more can be reduced.
         WaitTimeoutError, DeadlockError, NodeLostError: the wait could not end well. Called again with the same array it
-            goes on where it stopped.
+            continues where it stopped.
         InterruptedRoundError: another call raised before it was done, and has to be finished first.
         ValueError: ``op`` is none of these.
 
@@ -301,7 +301,7 @@ def log(*, step: int | None = None, **values: Any) -> None:
     """Publishes how training goes: `multiverso top` shows each worker's last values, `mv.log(loss=...)`.
 
     With MULTIVERSO_TENSORBOARD=FOLDER they are written for TensorBoard, too, to ``FOLDER/<script>-<job>/worker-<i>``.
-    Costs a few microseconds; waits for nobody.
+    Costs a few microseconds, without waiting.
 
     Args:
         step: the training step; by default one more than at the last call.
@@ -333,7 +333,7 @@ def save(directory: str | os.PathLike[str]) -> None:
     """Writes all tables of this worker's session to a directory, whole or not at all.
 
     Call it in one worker or in all. One at a time writes; a worker that has waited for another's save, begun after
-    its own call, has nothing left to do. Whoever loads meanwhile finds the last finished save. See
+    its own call, has nothing left to do. A load meanwhile finds the last finished save. See
     :meth:`TableHandler.save`.
 
     Raises:

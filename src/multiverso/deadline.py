@@ -15,7 +15,7 @@ SLICE_SECONDS = 0.5  # the longest that anything sleeps without a look at signal
 
 @dataclass(frozen=True)
 class Deadline:
-    """A moment after which nobody waits any more.
+    """The moment at which a wait ends.
 
     Attributes:
         seconds: how long it was at first; ``math.inf`` for no limit.
@@ -40,7 +40,7 @@ class Deadline:
         return max(0.0, min(most, self.at - time.monotonic()))
 
     def slice_left(self) -> float:
-        """Returns how long whoever waits for it may sleep before they have to look around again."""
+        """Returns how long a waiter may sleep before it has to look again."""
         return self.left(SLICE_SECONDS)
 
     @property

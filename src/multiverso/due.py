@@ -50,7 +50,7 @@ class Due:
         return self._count
 
     def resume(self, count: int) -> None:
-        """Goes on after so many steps since the last exchange; time begins anew."""
+        """Resumes after so many steps since the last exchange; the time starts over."""
         self.restart()
         self._count = count
 
@@ -59,6 +59,6 @@ class Due:
         self._count, self._since = self._steps, -math.inf
 
     def restart(self) -> None:
-        """Counts anew from here."""
+        """Counts from here."""
         self._count = 0
         self._since = time.monotonic()

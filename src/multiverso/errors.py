@@ -85,7 +85,7 @@ class WaitTimeoutError(MultiversoError, TimeoutError):
 
 
 class DeadlockError(MultiversoError, RuntimeError):
-    """All live workers wait for different things, so none of them can go on."""
+    """All live workers wait for different things, so none of them can continue."""
 
 
 class ShapeMismatchError(MultiversoError, ValueError):

@@ -1,4 +1,4 @@
-"""What a node says to whoever started the job: lines on stderr."""
+"""A node's log: lines on stderr."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def log(line: str) -> None:
 
 
 class Seldom:
-    """Lines about what anybody on the network can cause: one in a while, so that nobody can fill the log.
+    """Lines about what strangers on the network can cause, at a limited rate, so that they cannot fill the log.
 
     Args:
         seconds: between two lines.

@@ -131,7 +131,7 @@ def _launch(args: argparse.Namespace) -> int:
         os.close(readable)
     if not job.signals_before:
         return _outcome(controller, result, report, len(devices), result.exits[0])
-    let_signals_end_us()  # nothing is left but to write, to somebody who may never read it
+    let_signals_end_us()  # only output is left to write, perhaps to a reader who never reads it
     try:
         return _outcome(controller, result, report, len(devices), result.exits[0])
     finally:
@@ -203,7 +203,7 @@ def _log_directory(name: str) -> Path:
 
 
 class ControllerReport:
-    """What the controller has told us so far, shown to people as it comes."""
+    """The controller's reports so far, shown to people as they come."""
 
     def __init__(self, as_json: bool) -> None:
         self.as_json = as_json
@@ -232,7 +232,7 @@ class ControllerReport:
             )
 
     def read(self, readable: int) -> bool:
-        """Takes what the controller has told since; returns whether it may tell more."""
+        """Takes the controller's reports since; returns whether more may come."""
         try:
             data = os.read(readable, 65536)
         except BlockingIOError:

@@ -1,4 +1,4 @@
-"""What to start as a controller or a worker, where its output goes, and how its end is told to people."""
+"""What to start as a controller or a worker, where its output goes, and how its end is reported."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a controller tells the world: sentences for people on stderr, events for the launcher on a pipe."""
+"""A controller's reports: sentences for people on stderr, events for the launcher on a pipe."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Reporter:
         self.event(kind, text=text)
 
     def refuse(self, who: str, why: str) -> None:
-        """Counts somebody who was not let in, or a request that was none; says so the 1st, 2nd, 4th, ... time.
+        """Counts a refused connection, or a malformed request; says so the 1st, 2nd, 4th, ... time.
 
         Any thread may call it.
         """
@@ -50,7 +50,7 @@ class Reporter:
             self.say("refused", f"refused {who}: it {why} (refused so far: {self.refused})")
 
     def count_request(self) -> None:
-        """Counts a request, and tells the launcher how many there were, at most once a second."""
+        """Counts a request, and reports the count to the launcher at most once a second."""
         self._requests += 1
         if self._descriptor is not None and self._requests % 16 == 1:
             now = time.monotonic()

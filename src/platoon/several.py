@@ -114,7 +114,7 @@ class Plan:
             start: how.
             logs: where their own output goes.
             variables: what their environment has besides.
-            status: an open file to which those on this machine tell how it goes.
+            status: an open file for the reports of those on this machine.
         """
         made = []
         for host, devices in enumerate(self.devices):

@@ -6,7 +6,7 @@
 McMahan et al. 2013, "Ad click prediction: a view from the trenches", algorithm 1. A weight begins to exist when a
 sample with its feature comes, in a `KeyedTable` whose updater keeps the sums beside it. With one worker and
 ``--batch 1`` it is the paper's algorithm; a batch's gradients are summed into one step. Started again with the same
-``--run`` it goes on after its last save.
+``--run`` it continues after its last save.
 """
 
 from __future__ import annotations

@@ -77,7 +77,7 @@ def train(inputs, outputs, words, keep, noise, window, negative, rate, seed):
         words: row numbers, one after another; `END` (any number below 0) between sentences.
         keep: for each row, how likely an occurrence of its word is to be used: 32-bit numbers out of 2**32.
         noise: row numbers, each as often as it is to be drawn.
-        window: the most words on either side; how many is drawn anew for each word.
+        window: the most words on either side; how many is drawn for each word.
         negative: draws for each pair.
         rate: learning rate, a float32.
         seed: a uint64.

@@ -4,7 +4,7 @@
     multiverso run -n 4 -m multiverso.apps.word2vec python --run runs/python    # what Python says about itself
 
 A folder of text goes in; word vectors come out, in the text format that gensim and others read. Started again with
-the same ``--run`` it goes on after its last save.
+the same ``--run`` it continues after its last save.
 
 Two ways to hold the rows:
 

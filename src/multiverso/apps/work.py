@@ -1,4 +1,4 @@
-"""A job's work in pieces: dealt to the workers as they ask, shown while it goes on, and saved now and then."""
+"""A job's work in pieces: dealt to the workers as they ask, shown while it runs, and saved now and then."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def _alone_in(directory: Path) -> Iterator[bool]:
 def once(directory: Path, is_done: Callable[[], bool], do: Callable[[], None]) -> None:
     """Has one worker do something, and returns in all of them when it is done: collective.
 
-    If that worker is killed meanwhile, and the job goes on without it, another one does it.
+    If that worker is killed meanwhile, and the job continues without it, another one does it.
     """
     directory.mkdir(parents=True, exist_ok=True)
     while True:
@@ -137,7 +137,7 @@ class Work:
     def __iter__(self) -> Iterator[int]:
         """Yields this worker's pieces; ends when all workers have done all. Saves on the way, and at the end."""
         done = self._done.snapshot()[:, 0]
-        mv.barrier()  # all have seen it before anybody does more
+        mv.barrier()  # all have seen it before any of them continues
         began, before = time.perf_counter(), self._counter.value
         shown = mv.is_master_worker()
         with _bar()(

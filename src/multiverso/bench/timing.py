@@ -10,14 +10,14 @@ _SHORT_SECONDS = 20e-6
 
 
 def alternate(calls: Mapping[str, Callable[[], object]], seconds: float) -> dict[str, float]:
-    """Times calls against each other, one after another, again and again.
+    """Times calls against each other, one after another, repeatedly.
 
     A disturbance then hits all of them alike. Calls shorter than a few microseconds are timed in batches, or
     the clock would be part of the figure.
 
     Args:
         calls: what to time, by name.
-        seconds: how long to go on, about; at least 7 times each.
+        seconds: how long to measure, about; at least 7 times each.
 
     Returns:
         The median of each, in microseconds a call.

@@ -1,6 +1,6 @@
 """How a worker's checkpoint begins: what is in the store already, and whose number is the last.
 
-Each returns the last number, and whether there is something to be gone on from.
+Each returns the last number, and whether there is something to be continued from.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def begin_together(
     Args:
         session, store, board: of the checkpoint.
         held: gets what the lowest worker holds until its end, so that no other job writes there.
-        resume: whether a run that is there is to be gone on from.
+        resume: whether a run that is there is to be continued from.
 
     Raises:
         SnapshotError: the store cannot be used, or holds a run that nobody asked to resume.
@@ -69,7 +69,7 @@ def begin_together(
 def begin_alone(
     session: Session, store: Store, board: Board, held: contextlib.ExitStack, resume: bool
 ) -> tuple[int, bool]:
-    """As `begin_together`, for a worker that takes a dead one's place: the others have done so before, and go on."""
+    """As `begin_together`, for a worker that takes a dead one's place: the others have done so before, and continue."""
     if session.consistency.in_rounds:
         raise SnapshotError(
             "in a synchronous job all workers count the steps to a checkpoint alike, so that none can take the "

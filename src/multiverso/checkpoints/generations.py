@@ -86,7 +86,7 @@ def numbers_in(store: Store) -> list[int]:
 
 
 def refuse_strangers(store: Store, whole: list[Generation]) -> None:
-    """Raises SnapshotError before a folder of somebody else's is taken for what a crash in the first save has left."""
+    """Raises SnapshotError before a folder of another program is taken for what a crash in the first save has left."""
     for number in () if whole else numbers_in(store):
         strange = [name for name in store.names(f"generation-{number}") if not _OURS.fullmatch(name)]
         if strange:
@@ -98,7 +98,7 @@ def refuse_strangers(store: Store, whole: list[Generation]) -> None:
 
 def discard(store: Store, number: int) -> None:
     """Removes a generation that has failed, unless it counts: what failed may have come after that."""
-    # whatever somebody else's file system raises; the next start looks again
+    # whatever the file system raises; the next start looks again
     with contextlib.suppress(Exception):
         if number not in {generation.number for generation in read_generations(store, missing_ok=True)}:
             store.remove(f"generation-{number}")

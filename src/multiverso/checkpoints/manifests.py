@@ -115,7 +115,7 @@ class Receipt(msgspec.Struct, frozen=True):
 
     Attributes:
         hashes: the SHA-256 of each file that it has written, by name.
-        common: the file of what is not its own alone, whoever has written that; or "".
+        common: the file of what all workers share, whichever of them wrote it; or "".
     """
 
     hashes: dict[FileName, Sha256]

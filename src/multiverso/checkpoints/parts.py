@@ -29,8 +29,8 @@ class Parts:
         own: this worker's alone.
         common: likely the same in several workers (frozen parameters): written once for each different content,
             and not at all where the generation before has it.
-        newcomer: when loaded: this worker has nothing of its own there, and this is what another one goes on with.
-        left: when loaded: ``own`` of workers that nobody goes on as; between them the workers get each once.
+        newcomer: when loaded: this worker has nothing of its own there, and this is what another one resumes with.
+        left: when loaded: ``own`` of workers whose state nobody resumes; between them the workers get each once.
     """
 
     own: Tree

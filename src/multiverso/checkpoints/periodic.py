@@ -1,7 +1,7 @@
-"""`multiverso.checkpoint`: a run is saved beside the training, again and again.
+"""`multiverso.checkpoint`: a run is saved repeatedly in the background.
 
-Nobody waits for anybody. The lowest worker says (on the `Board`) that a generation is due; each worker packs what is
-its own at its next step and goes on, and a thread of its own writes it. The lowest worker's thread writes the tables,
+No worker waits for another. The lowest worker says (on the `Board`) that a generation is due; each worker packs what is
+its own at its next step and continues, and a thread of its own writes it. The lowest worker's thread writes the tables,
 waits until all have written, and then lets the generation count. In a synchronous job each worker counts its own
 steps instead, which are those of the rounds, and the lowest packs the tables with its own: all is of one moment.
 """
@@ -47,7 +47,7 @@ class Manager(Protocol):
         """Raises where that, as it was saved, does not fit; changes nothing."""
 
     def apply_parts(self, parts: Parts) -> None:
-        """Goes on from it, once the tables have their values."""
+        """Continues from it, once the tables have their values."""
 
     def saved_tables(self) -> Any:
         """Returns the tables that it shares, by name."""
@@ -165,7 +165,7 @@ class Checkpoint(InProcess):
     def step(self, own: Own = None) -> bool:
         """Counts a step of training, and hands over what is this worker's own where a checkpoint is due.
 
-        It waits for nobody, except for its own last checkpoint where that is still being written.
+        It waits for nothing but its own last checkpoint where that is still being written.
 
         Args:
             own: what this worker wants to have back from `restore`: a dictionary of state, as for ``manager.save``, or
@@ -245,7 +245,7 @@ class Checkpoint(InProcess):
         if number:
             try:
                 self._hand_over(number, own)
-            finally:  # also of what failed: in a synchronous job all workers go on counting from the same step
+            finally:  # also of what failed: in a synchronous job all workers continue counting from the same step
                 if self._every is not None and (self._in_rounds or self._last == number):
                     self._every.restart()
         self._raise_failure()
@@ -355,12 +355,12 @@ def checkpoint(
     resume: bool = False,
     session: Session | None = None,
 ) -> Checkpoint:
-    """Saves a run beside the training, again and again, and goes on from it: collective, whole or not at all.
+    """Saves a run repeatedly in the background, and resumes it: collective, whole or not at all.
 
     Each checkpoint has the values and updater states of all tables, of each of ``managers`` what is a worker's own, and
-    what the worker hands over. `Checkpoint.step` counts and hands over; a thread writes. Nobody waits for it, so that
-    in an asynchronous job the parts of different workers are of slightly different moments; in a synchronous one all
-    is of one step. `Checkpoint.restore` goes on from the newest that is whole.
+    what the worker hands over. `Checkpoint.step` counts and hands over; a thread writes. Training does not wait for it,
+    so that in an asynchronous job the parts of different workers are of slightly different moments; in a synchronous
+    one all is of one step. `Checkpoint.restore` continues from the newest that is whole.
 
     Args:
         directory: the same for all workers, who all see it, and for this run alone; or a URL that fsspec knows, such as
@@ -370,14 +370,14 @@ def checkpoint(
         every: a bare number counts *steps*, of the lowest worker (in a synchronous job: of each worker); for time
             give a ``datetime.timedelta``; None: only at `Checkpoint.save`. (In ``init(every=)`` it is seconds.)
         keep: how many checkpoints stay, 1 or more; while one is written there is room needed for one more.
-        resume: go on from what is there in any case. By default only a job that was started again does
+        resume: continue from what is there in any case. By default only a job that was started again does
             (``multiverso run --max-restarts``, torchrun's, a Slurm requeue), or one with ``multiverso run --resume``;
             any other start is refused where there is a run already.
         session: the session to use instead of the current one.
 
     Raises:
         SnapshotError: there is a run already, or something else; or another job saves there.
-        ImportError, ValueError: a URL of a kind that nobody here can reach.
+        ImportError, ValueError: a URL of a kind that cannot be reached here.
 
     Example:
         >>> import tempfile, multiverso as mv

@@ -27,7 +27,7 @@ def set_random_state(state: dict[str, Any], apart: int | None = None) -> None:
 
     Args:
         state: what :func:`random_state` returned.
-        apart: a number to go on apart from another worker that goes on from the same state; the same number and
+        apart: a number that sets this worker apart from another one that resumes the same state; the same number and
             state always give the same random numbers.
     """
     random.setstate(state["python"])

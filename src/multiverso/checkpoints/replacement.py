@@ -1,4 +1,4 @@
-"""What a worker that takes a dead one's place goes on from: its own part of the newest checkpoint, and nothing else.
+"""What a replacement resumes from: its own part of the newest checkpoint, and nothing else.
 
 The others train on meanwhile, so that nothing here waits for them and no table changes.
 """

@@ -1,4 +1,4 @@
-"""As whom each worker goes on, where more or fewer resume a run than saved it."""
+"""Whose saved state each worker resumes, where more or fewer workers resume a run than saved it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from multiverso.runtime import Session
 
 @dataclass(frozen=True)
 class Role:
-    """As whom a worker goes on: by its place among the live ones, as one may have been lost.
+    """Whose state a worker resumes: by its place among the live ones, as one may have been lost.
 
     Attributes:
         saved_as: whose part it takes.
@@ -26,14 +26,14 @@ class Role:
 
 
 def role_of(generation: Generation, live: list[int], me: int) -> Role:
-    """Returns as whom a live worker goes on."""
+    """Returns whose state a live worker resumes."""
     saved, place = generation.workers, live.index(me)
     left = [worker for i, worker in enumerate(saved) if i >= len(live) and i % len(live) == place]
     return Role(saved[place % len(saved)], place >= len(saved), left)
 
 
 def tell(store: Store, generation: Generation, session: Session, live: list[int], leads: bool) -> None:
-    """Prints which worker goes on as which; nothing where as many go on as have saved."""
+    """Prints which worker resumes whose state; nothing where as many resume as have saved."""
     role = role_of(generation, live, session.worker_id)
     by = f"{store} was saved by {count(generation.workers)}"
     if role.newcomer:

@@ -85,7 +85,7 @@ def save(
                 commit_generation(store, generation, [])
                 written = True
                 remove_others(store, [generation])
-                stack.close()  # before anybody is let go, who might save again
+                stack.close()  # before any worker continues, and perhaps saves again
 
         try:
             task.step(write)

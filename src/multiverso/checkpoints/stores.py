@@ -58,7 +58,7 @@ class Store(Protocol):
         """Removes a folder and all that is in it, as far as that goes."""
 
     def alone(self, patience_seconds: float = 0.0, job: str = "") -> contextlib.AbstractContextManager[None]:
-        """Keeps other jobs out meanwhile, where there are locks; whoever has one loses it with its life.
+        """Keeps other jobs out meanwhile, where there are locks; a process that dies loses its lock.
 
         Args:
             patience_seconds: how long to wait for another job.
@@ -77,7 +77,7 @@ def open_store(place: PathLike) -> Store:
 
     Raises:
         ImportError: the URL needs fsspec, or what it uses for this kind of URL.
-        ValueError: nobody knows this kind of URL, or it came as a `pathlib.Path`, which makes one slash of two.
+        ValueError: this kind of URL is unknown, or it came as a `pathlib.Path`, which makes one slash of two.
     """
     text = os.fspath(place)
     if text.startswith("file://"):

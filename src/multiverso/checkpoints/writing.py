@@ -47,7 +47,7 @@ class Writer:
     Attributes:
         idle: set while nothing that was handed over is being written, or waits for the others' parts.
         giving_up: set where nobody waits any longer for those who have handed nothing over.
-        failure: what the last part could not be written for; whoever hears of it takes it away.
+        failure: what the last part could not be written for; the caller that reports it clears it.
     """
 
     def __init__(self, session: Session, store: Store, board: Board, keep: int) -> None:

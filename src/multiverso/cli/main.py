@@ -181,7 +181,7 @@ def run_command(
 @click.option(
     "--ssh",
     metavar="COMMAND",
-    default=_SSH,  # as `run` does: a question that somebody answers here nobody answers there
+    default=_SSH,  # as `run` does: nobody could answer its questions there
     help="What reaches a host.",
 )
 @click.option(

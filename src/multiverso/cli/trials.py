@@ -123,7 +123,7 @@ def robust_lock() -> str:
 
 
 def lock_deadline() -> str:
-    """Waits for a lock that nobody lets go, for a short time."""
+    """Waits for a lock that nobody releases, for a short time."""
     descriptor = create("doctor", 1 << 12)
     held, done = threading.Event(), threading.Event()
     try:

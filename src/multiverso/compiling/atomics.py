@@ -75,7 +75,7 @@ def array_at(address: int, count: int, like: Array) -> Array:
 
 
 def record_at(address: int, dtype: np.dtype[Any]) -> Any:
-    """Returns the record at an address, whose fields are its attributes: of words that nobody changes any more."""
+    """Returns the record at an address, whose fields are its attributes: of words that no longer change."""
     memory: Any = (ctypes.c_char * dtype.itemsize).from_address(address)
     return np.frombuffer(memory, dtype, 1).view(np.recarray)[0]
 
@@ -162,7 +162,7 @@ def store_release64(address: int, value: int) -> None:
 
 
 def load_double(address: int) -> float:
-    """Returns the float64 at an address, which nobody changes."""
+    """Returns the float64 at an address, which must not change meanwhile."""
     return ctypes.c_double.from_address(address).value
 
 

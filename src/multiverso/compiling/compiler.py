@@ -1,7 +1,7 @@
 """Compiles a module of kernels, or a loop, to object code that needs libc, a few functions of Python, and no Numba.
 
 Each kernel becomes a plain C function over addresses and numbers (an array is its address and its size), and beside
-it stands what Python calls: it checks and reads the arguments, lets go of the GIL, and calls the C function. That
+it stands what Python calls: it checks and reads the arguments, releases the GIL, and calls the C function. That
 takes about as long as a call of ``len``, a fifth of what Numba's own dispatcher takes.
 
 Only public parts of Numba are used: the optimised LLVM of a ``cfunc``, and its name.
@@ -30,7 +30,7 @@ from multiverso.compiling.object_code import LIBC, LOOPS, PYTHON, PYTHON_FACTS, 
 _I1, _I8, _I32, _I64 = (ir.IntType(bits) for bits in (1, 8, 32, 64))
 _C_CONTIGUOUS_AND_ALIGNED = 0x101
 _SWAPPED = ord(">")
-_OPTIONS = {"error_model": "numpy"}  # as NumPy: nothing raises, so nothing of Python is needed to tell of it
+_OPTIONS = {"error_model": "numpy"}  # as NumPy: nothing raises, so no Python is needed to report it
 # Inner functions are called by compiled code alone: what Python and C would call takes a third of the time.
 _INNER_OPTIONS = {**_OPTIONS, "nogil": True, "no_cpython_wrapper": True, "no_cfunc_wrapper": True}
 _names: dict[str, dict[str, Any]] = {}

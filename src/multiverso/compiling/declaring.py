@@ -57,7 +57,7 @@ class Kernel(Declared[P, R]):
         """
         found = self._compiled.get(dtype)
         if found is None:
-            # not above: no kernel is compiled anew because the way in which it is looked for has changed
+            # not above: no kernel is compiled again because the way in which it is looked for has changed
             from multiverso.compiling.on_demand import load_module
 
             found = self._compiled[dtype] = load_module(self.__module__, dtype)[self.__name__]

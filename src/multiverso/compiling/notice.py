@@ -1,4 +1,4 @@
-"""Says that something slow goes on, so that nobody thinks that nothing does."""
+"""Reports slow work while it runs, so that a program does not look stuck."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ def say(text: str) -> None:
 def telling(
     what: str, begin: str | None = None, progress: Callable[[float], str] = lambda seconds: ""
 ) -> Iterator[Callable[[], float]]:
-    """Says how long something has taken, again and again for as long as the block goes on.
+    """Says how long something has taken, repeatedly while the block runs.
 
     On a terminal that is one line, which is written over and gone in the end; elsewhere a line each time, each
     after twice the pause of the one before.
 
     Args:
-        what: what goes on.
+        what: what is being done.
         begin: what is said at once; nothing by default.
         progress: returns how far it is after so many seconds; said after ``what``.
 

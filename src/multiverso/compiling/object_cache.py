@@ -1,4 +1,4 @@
-"""Keeps object code on disk, in a directory that nobody else can write to: what is in it is run."""
+"""Keeps object code on disk, in a directory that only this user can write to: it is run as code."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def _remove_old(directory: Path, name: str) -> None:
 def one_at_a_time(what: str) -> Iterator[None]:
     """Lets one process of this machine in, where the directory lets us lock; the kernel frees it when one dies.
 
-    It only saves work: whoever has waited for five minutes goes in all the same.
+    It only saves work: after five minutes a process enters all the same.
     """
     directory = cache_directory()
     with contextlib.ExitStack() as stack:

@@ -66,7 +66,7 @@ def load_module(name: str, dtype: str | None) -> dict[str, Callable[..., Any]]:
 def load_loop(function: Callable[..., None], dtype: str) -> int:
     """Returns the address of an updater's or a rule's loop compiled for ``dtype``.
 
-    Our own come from the cache. A user's is compiled by Numba in this process: nothing tells what it is made of.
+    Our own come from the cache. A user's is compiled by Numba in this process: nothing says what it is made of.
     The code lives as long as the process.
     """
     if is_ours(function):
@@ -149,7 +149,7 @@ def find_numba() -> ModuleSpec | None:
 
 
 def require_numba(why: str) -> None:
-    """Refuses to go on without Numba.
+    """Refuses to continue without Numba.
 
     Args:
         why: it is needed, as the beginning of a sentence.

@@ -154,7 +154,7 @@ class Asynchronous:
     def leave(self) -> None:
         """Waits until no other thread of this worker is in a call: to the others a worker that has left is dead.
 
-        They would take a word over from a thread that goes on writing.
+        They would take a word over from a thread that continues writing.
         """
         deadline = Deadline.after(_IDLE_SECONDS)
         while self._is_in_a_call() and not deadline.passed:
@@ -172,7 +172,7 @@ class Asynchronous:
             self._resume(code, lambda: kernel(*arguments), deadline)
 
     def _resume(self, code: int, again: Callable[[], int], deadline: Deadline | None) -> None:
-        """Goes on where a kernel stopped at a word that it did not get in half a second."""
+        """Continues where a kernel stopped at a word that it did not get in half a second."""
         self.access.resume(code, again, deadline, f"a lock of {self.access.name}")
 
     def _resume_rows(self, code: int, ids: RowIds, again: Callable[[], int], deadline: Deadline | None) -> None:

@@ -6,7 +6,7 @@ of them is a :class:`TableAccess`. A new one is a file beside those three, with 
 and a line in ``by_mode.py``.
 
 **What a call that raised has done is in memory.** An exception (Ctrl-C, an alarm's handler, a deadline) may come
-between any two steps of Python, also after a kernel is done and before anybody knows it. So every kernel writes how
+between any two steps of Python, also after a kernel is done and before its caller knows it. So every kernel writes how
 far it is into the :class:`Call` that it gets, and what a round needs into the round's own words, in the same step as
 its effects. A call that goes in again with the same ``Call`` does what is left to do.
 """
@@ -142,7 +142,7 @@ class ByStripe(Protocol):
 class Consistency(Protocol):
     """What reads and adds of one table mean.
 
-    Each method goes on where ``call`` says that an earlier one stopped, and may raise what a wait may raise:
+    Each method continues where ``call`` says that an earlier one stopped, and may raise what a wait may raise:
     WorkerLostError, NodeLostError, DeadlockError, WaitTimeoutError. ``deadline`` None is the session's own time
     from when it first has to wait.
 

@@ -53,7 +53,7 @@ def own_directory(path: PathLike) -> Path:
         _check_own(place, descriptor, 0o700)
     finally:
         os.close(descriptor)
-    # whoever can write to a directory above can put another one in its place between our look and our use
+    # a user who can write to a directory above can replace it between our look and our use
     trusted = {0, os.geteuid(), os.stat("/").st_uid}
     for parent in place.parents:
         status = parent.stat()
@@ -97,7 +97,7 @@ def write_whole(path: PathLike, content: Buffer | Iterable[Buffer], *, mode: int
                 os.link(file.name, target, follow_symlinks=False)
         _sync_directory(target.parent)
     except OSError as error:
-        error.filename = os.fspath(path)  # instead of a file that nobody has heard of
+        error.filename = os.fspath(path)  # instead of the temporary file's name
         del error.filename2  # None would be told as "-> None"
         raise
 
@@ -112,14 +112,14 @@ def remove_leftover(temporary: Path) -> None:
 
 @contextlib.contextmanager
 def locked(path: PathLike, timeout_seconds: float, content: bytes = b"") -> Iterator[bool]:
-    """Admits one thread or process at a time, by a lock file that is removed when nobody needs it.
+    """Admits one thread or process at a time, by a lock file that is removed when it is no longer needed.
 
     Nothing is written to a file that was there before: in a directory to which others may write, any file of this
     user's may have been given this name.
 
     Args:
         path: the lock file.
-        timeout_seconds: how long to wait while somebody else is in.
+        timeout_seconds: how long to wait while another one is in.
         content: what the file holds meanwhile.
 
     Yields:
@@ -127,7 +127,7 @@ def locked(path: PathLike, timeout_seconds: float, content: bytes = b"") -> Iter
         the file is another user's.
 
     Raises:
-        TimeoutError: somebody else is still in.
+        TimeoutError: another one is still in.
     """
     try:
         file = _lock(path, time.monotonic() + timeout_seconds, content)
@@ -242,7 +242,7 @@ def _temporary(target: Path, mode: int) -> Iterator[BinaryIO]:
 
 
 def _remove_leftovers(target: Path) -> None:
-    """Removes what killed writers of ``target`` have left: files that nobody holds locked."""
+    """Removes what killed writers of ``target`` have left: files that are not locked."""
     pattern = re.compile(re.escape(f".{target.name}.") + r"[0-9a-f]{16}\.tmp")
     try:
         names = os.listdir(target.parent)
@@ -276,7 +276,7 @@ def _lock(path: PathLike, deadline: float, content: bytes) -> BinaryIO:
 
 
 def _await_end(path: PathLike, deadline: float) -> None:
-    """Waits until whoever has a lock file is out; removes it, if it has died."""
+    """Waits until a lock file's owner is out; removes the file of an owner that has died."""
     try:
         file = _open(path, os.O_RDWR | os.O_NONBLOCK)
     except FileNotFoundError:
@@ -322,7 +322,7 @@ def _read(file: BinaryIO, most_bytes: int) -> bytes:
 
 
 class _Directory:
-    """An open directory, closed when nobody knows it any more, as a file is: also after an interrupt."""
+    """An open directory, closed when nothing refers to it any more, as a file is: also after an interrupt."""
 
     def __init__(self, place: Path) -> None:
         self.descriptor = os.open(place, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)

@@ -1,4 +1,4 @@
-"""Reads what was saved: safetensors files and JSON records, which may come from anybody.
+"""Reads what was saved: safetensors files and JSON records, which may come from strangers.
 
 Whatever is not as it should be is a `SnapshotError` that names the file, and nothing that is put in a file's place (a
 pipe, a device) can make a reader wait.

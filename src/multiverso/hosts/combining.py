@@ -4,7 +4,7 @@ Without sockets, threads and clocks: what this host's workers give and what othe
 these come out. A *piece* is what all hosts have each at a time, at most `PIECE_BYTES`; the pieces are counted from 1
 through all reductions. A small piece goes from each host to all others, and each combines them all. A larger one is
 cut into chunks that have a home each: every host sends its chunk there (``PART``), the home combines them and sends
-the result to all (``WHOLE``). Where hosts reduce different things all are told (``REFUSE``). So a piece crosses each
+the result to all (``WHOLE``). Where hosts reduce different things all get ``REFUSE``. So a piece crosses each
 host's link at most twice in each direction, however many hosts there are.
 
 Every element is ``(h0 op h1) op h2 ...`` in host order, and a host's own is ``(w0 op w1) op ...`` of its workers in
@@ -228,7 +228,7 @@ class Combining:
         return _HEAD.pack(kind, chunk, piece.number, piece.signature, piece.nbytes)
 
     def _mismatch(self, number: int) -> ShapeMismatchError:
-        """Reports it to all other hosts, which may never hear of the difference otherwise."""
+        """Reports it to all other hosts, which might not notice the difference otherwise."""
         for host in self._hosts:
             if host != self._host:
                 self._send(host, _HEAD.pack(REFUSE, 0, number, 0, 0))

@@ -32,7 +32,7 @@ from multiverso.hosts.values.state import Held, Ticket
 from multiverso.shards.shard import Shard
 
 _SOON_SECONDS, _LATER_SECONDS = 0.002, 0.05
-_AT_ONCE_SECONDS = 0.0002  # so long whoever waits for another host receives what comes itself
+_AT_ONCE_SECONDS = 0.0002  # so long a thread that waits for another host receives frames itself
 _PASSING_SECONDS = 0.01  # all tables are in the middle of a pass: who ends it begins the next
 
 
@@ -133,7 +133,7 @@ class Fabric:
         """
         self.tables.rest.share(control)
         chunk_bytes = chunk_bytes_of(shard.spec.elements * shard.spec.itemsize, self.hosts)
-        copy = Copy(shard, chunk_bytes, control)  # it may have to compile: nobody waits for that
+        copy = Copy(shard, chunk_bytes, control)  # it may have to compile: done before the lock is taken
         with self._lock:
             held = self.tables.add(table_id, copy, wire, every, rule)
             if held.outer is not None and self.host not in self.links:
@@ -176,7 +176,7 @@ class Fabric:
         self._turn_over.clear()
         left = self.rounds.look(time.monotonic())
         before, self._passing = self._passing, self.rounds.passing
-        if self._passing > before:  # workers are told of each chunk: that would wake this thread each time
+        if self._passing > before:  # workers are notified of each chunk: that would wake this thread each time
             self._turn_over.wait(_SOON_SECONDS)
         return left
 
@@ -248,7 +248,7 @@ class Fabric:
                         link.begin_ruling(table_id)
 
     def _receive_for(self, tickets: Mapping[int, Ticket], ends: Mapping[int, Peer | Loop]) -> None:
-        """Receives what is waited for in this thread, if it comes at once: nobody has to be woken then."""
+        """Receives what is waited for in this thread, if it comes at once: no thread has to be woken then."""
         until = time.monotonic() + _AT_ONCE_SECONDS
         for peer, ticket in tickets.items():
             while not ticket.done and time.monotonic() < until:
@@ -264,7 +264,7 @@ class Fabric:
 
         Args:
             left: the hosts that have not answered.
-            asked: what was asked; where a lost host has come again meanwhile, another one is there, and nobody answers.
+            asked: what was asked; where a lost host has returned meanwhile, another one is there, and no answer comes.
         """
         if self._closing.is_set():
             raise MultiversoError(f"the fabric of host {self.host} is closed")
@@ -281,7 +281,7 @@ class Fabric:
             self._settled.notify_all()
 
     def lost(self, peer: int) -> None:
-        """A host is lost: whoever waits for it gets an error."""
+        """A host is lost: threads that wait for it get an error."""
         self._lost.add(peer)
         self._tell_settled()
 
@@ -289,8 +289,8 @@ class Fabric:
         """Continues without lost hosts: what lived there gets new homes. Every host that is left has to call it alike.
 
         The new home of a chunk begins with its own copy. Another host's adds that had reached only the lost home since
-        the new one's last refresh are missing from the shared value; those that nobody can tell about may be in it
-        twice. Nothing else is lost, and nobody waits.
+        the new one's last refresh are missing from the shared value; those of unknown fate may be in it
+        twice. Nothing else is lost, and no call waits.
 
         Args:
             live: the numbers of the hosts that are left, in order; this one is among them.
@@ -308,7 +308,7 @@ class Fabric:
                 self._threads.append(dialling)
         with self._lock:
             self.tables.rehome(hosts, [self.links[peer.number] for peer in gone], self.links)
-            for peer in gone:  # it may come again: nothing is known of it then
+            for peer in gone:  # it may return: nothing is known of it then
                 self._open(peer.number)
                 self.tables.attach_all_to(self.links[peer.number])
         self.rounds.regroup(hosts)
@@ -321,14 +321,14 @@ class Fabric:
         Args:
             survivors: the hosts that were left after each loss.
             lost: those that are lost now.
-            epoch: how often hosts were lost or came again.
+            epoch: how often hosts were lost or returned.
         """
         self.tables.survivors = [list(left) for left in survivors]
         self._lost = set(lost)
         self.rounds.begin_anew([host for host in range(self.hosts) if host not in self._lost], epoch)
 
     def joined(self, peer: int) -> None:
-        """A lost host has come again, as one that has nothing: it takes all values. The higher of two connects."""
+        """A lost host has returned, as one that has nothing: it takes all values. The higher of two connects."""
         self._lost.discard(peer)
         self.rounds.regroup([*self.rounds.state.live, peer])
 

@@ -69,7 +69,7 @@ class Roster:
 
     @property
     def job(self) -> str:
-        """What the job is called, the same on all hosts: by its secret, which it does not tell."""
+        """What the job is called, the same on all hosts: by its secret, which it does not reveal."""
         return hashlib.sha256(self.credentials.encode()).hexdigest()[:16]
 
     @property

@@ -18,6 +18,6 @@ def placed_like(value: Any, leaf: Any) -> Any:
 
     if not isinstance(leaf, jax.Array):
         return value
-    # An array that nobody has placed stays free to go where others are.
+    # An array without a placement stays free to go where others are.
     placed = getattr(leaf, "committed", True)
     return jax.device_put(value, leaf.sharding) if placed else jax.device_put(value)

@@ -77,7 +77,7 @@ class ParamManager:
         self.params, self.statistics = _rebuilt(self._shared.values(), params, statistics)
 
     def save(self, directory: str | os.PathLike[str], own: Any = None) -> None:
-        """Saves everything that this job goes on from: collective, whole or not at all.
+        """Saves everything that this job continues from: collective, whole or not at all.
 
         That is the shared parameters and the rule's state, and of each worker its own since its last exchange, and
         ``own``. Nothing is exchanged. If a worker is killed meanwhile, what was saved before is still there.

@@ -57,8 +57,8 @@ class MVCallback(Callback):  # type: ignore[misc]  # Keras is seen as untyped
         self.kpm = ParamManager(model, rule=rule, session=session)
         self._session = session
         self._directory = directory
-        self._random: dict[str, Any] | None = None  # to go on with, after a resume
-        self._apart: int | None = None  # a number of its own for a worker that goes on from another one's
+        self._random: dict[str, Any] | None = None  # to continue with, after a resume
+        self._apart: int | None = None  # a number of its own for a worker that continues from another one's
         self._fitting = False
         self._pending = 0
         self._seen = -1
@@ -77,7 +77,7 @@ class MVCallback(Callback):  # type: ignore[misc]  # Keras is seen as untyped
         self._fitting, self._pending = True, 0
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        """Minibatches are numbered anew."""
+        """Minibatches are numbered from 0 again."""
         self._seen = -1
         if self._random is not None:  # only now: the start of `fit` has drawn from them
             set_random_state(self._random, self._apart)

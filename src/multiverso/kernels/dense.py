@@ -158,7 +158,7 @@ def tell_node(control):
 
 @inner
 def end_add(control, base, me, size):
-    """Counts an add, and tells the node of it: other hosts have to hear of it."""
+    """Counts an add, and tells the node of it: other hosts have to know of it."""
     record_operation(base, me, at.ADDS, size)
     tell_node(control)
 

@@ -81,7 +81,7 @@ def lock_stripe(control, base, me, stripe):
 
 @inner
 def unlock_stripe(base, me, stripe):
-    """Lets go of a stripe that ``lock_stripe`` has taken: what it guards has changed."""
+    """Releases a stripe that ``lock_stripe`` has taken: what it guards has changed."""
     rows = rows_of(base, me)
     held = load_acquire64(word_at(rows, stripe))
     release(rows, stripe, held & ~OWNER)
@@ -90,7 +90,7 @@ def unlock_stripe(base, me, stripe):
 
 @inner
 def leave_stripe(base, me, stripe):
-    """Lets go of a stripe that ``lock_stripe`` has taken: what it guards is as it was."""
+    """Releases a stripe that ``lock_stripe`` has taken: what it guards is as it was."""
     rows = rows_of(base, me)
     held = load_acquire64(word_at(rows, stripe))
     release_unchanged(rows, stripe, held & ~OWNER)

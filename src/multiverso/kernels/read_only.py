@@ -1,10 +1,10 @@
-"""Reading tables from outside their job: nothing is written, not even that somebody reads.
+"""Reading tables from outside their job: nothing is written, not even that they are read.
 
 A row counts if its word was free and the same before and after the copy. Of a row by key one has to know, too, that it
 was still the key's: it is found, copied, and found again while its word has not changed; a row that goes to another key
-is written under its word. Where a word is held, one waits: whoever takes part in the job sees to it.
+is written under its word. Where a word is held, the reader waits: the job's workers take over from the dead.
 
-The memory may be given to another table at any moment, and whoever reads is told only afterwards. So nothing that is
+The memory may be given to another table at any moment, and a reader learns of it only afterwards. So nothing that is
 read there says where to read or how much to write: that stands in a copy of the header, taken when the table was there.
 """
 

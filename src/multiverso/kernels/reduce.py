@@ -6,7 +6,7 @@ one writer and only grows; a barrier is "everyone's phase is at least this". Eve
 
 Small arrays: everyone reduces everything, one barrier. Larger ones go through in chunks, one barrier each: in
 its part of a chunk each worker reduces, and while it does, the chunk before is gathered. Three buffers
-suffice: whoever writes into a buffer has passed a barrier since the last reader was done with it.
+suffice: a writer of a buffer has passed a barrier since the last reader was done with it.
 """
 # mypy: disable-error-code="no-untyped-def,no-untyped-call,no-any-return"
 

@@ -29,7 +29,7 @@ _PART = 4096
 
 @inner
 def _apply_to_part(base, update, push, pull, local_state, hyper, lo, values, local, delta):
-    """One part of the table, which begins ``lo`` elements in, and which nobody else touches meanwhile."""
+    """One part of the table, which begins ``lo`` elements in, and which only this worker touches meanwhile."""
     head = header_of(base)
     itemsize, stride = head.itemsize, head.elements
     for a in range(0, values.size, _PART):

@@ -3,7 +3,7 @@
 Words of arrays and matrices, and of rows of keyed tables (`kernels/keyed/row_words.py`), follow this one protocol.
 
 A writer takes the word by one compare-and-swap and releases it by one store that counts its version up; a reader
-copies what it wants and looks whether the word is free and still the same. Nobody who reads writes shared memory::
+copies what it wants and looks whether the word is free and still the same. Readers write no shared memory::
 
     word   [version 44 | owner's attachment 8 | owner's undo slot + 1: 12]     the low 20 bits are 0: it is free
 
@@ -60,7 +60,7 @@ _TRIES = 64  # of a read without the word
 class Rows(NamedTuple):
     """Where a table's rows lie, and the words and undo slots that guard them: addresses in this process, and bytes."""
 
-    table: int  # the table's number, for whoever looks at waits
+    table: int  # the table's number, to show in waits
     counts: int  # this worker's counters of what happens to words
     words: int
     spacing: int  # word w lies at words + (w << spacing)

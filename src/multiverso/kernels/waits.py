@@ -1,6 +1,6 @@
 """Waiting for other workers: a condition on shared words, then a futex on the control segment's event word.
 
-Whoever makes a condition true bumps the event word and wakes the sleepers; a waiter reads the event word
+A thread that makes a condition true bumps the event word and wakes the sleepers; a waiter reads the event word
 *before* it checks, so no wake is lost. Every wait is a loop of the same form::
 
     wait = words(WAIT_WORDS)
@@ -59,7 +59,7 @@ def block_of(control, worker):
 
 @inner
 def notify(control):
-    """Wakes whoever sleeps, to look again at what it waits for."""
+    """Wakes all sleepers, to look again at what they wait for."""
     add32(control + at.EVENT, 1)
     if load32(control + at.WAITERS) > 0:
         futex_wake(control + at.EVENT)
@@ -67,7 +67,7 @@ def notify(control):
 
 @inner
 def tell_watchers(base):
-    """Wakes whoever waits for another version of a table; each says again that it waits before it sleeps."""
+    """Wakes those that wait for another version of a table; each says again that it waits before it sleeps."""
     if load32(base + at.WATCHED) != 0:
         store32(base + at.WATCHED, 0)
         add32(base + at.CHANGED, 1)
@@ -79,7 +79,7 @@ def tell_watchers(base):
 
 @inner
 def slice_end(control, me, began):
-    """Until when a wait that began then goes on without a look at signals and deadlines (the node's: control 0)."""
+    """Until when a wait that began then continues without a look at signals and deadlines (the node's: control 0)."""
     end = began + SLICE_NANOSECONDS
     look_at = load64(block_of(control, me) + at.LOOK_AT) if control != 0 else 0
     return look_at if began < look_at < end else end
@@ -87,7 +87,7 @@ def slice_end(control, me, began):
 
 @inner
 def nap_nanoseconds(waited):
-    """How long to sleep before looking again at what nobody announces: the longer the longer it has taken."""
+    """How long to sleep between looks at what is not announced: the longer, the longer it has taken."""
     return min(max(_SHORTEST_NAP, waited // 16), _LONGEST_NAP)
 
 
@@ -133,7 +133,7 @@ def end_wait(control, me):
 
 @inner
 def pause(control, me, wait, event, kind, table, stage, target):
-    """Lets others go on until the event word is no longer ``event``: DONE to look again, EINTR or TIMED_OUT."""
+    """Lets others run until the event word is no longer ``event``: DONE to look again, EINTR or TIMED_OUT."""
     wait[_LOOKS] += 1
     if wait[_LOOKS] <= _YIELDS:
         sched_yield()

@@ -23,7 +23,7 @@ def main() -> None:
         os.set_inheritable(descriptor, False)
     with open(answer_descriptor, "w+b") as answer:
         try:
-            # Opened anew: the inherited descriptor shares its position with the other workers'.
+            # Opened again: the inherited descriptor shares its position with the other workers'.
             with open(f"/proc/self/fd/{call_descriptor}", "rb") as call:
                 sys.path[:], sys.argv[:], cells = pickle.load(call)
                 linecache.cache.update(cells)

@@ -25,7 +25,7 @@ def worker_commands(
         programs: each worker's program and arguments.
         address: the node's abstract socket name.
         environ: what to start from.
-        on_failure: what `init` is to do when a worker is lost, unless it is told otherwise.
+        on_failure: the default of `init`: what to do when a worker is lost.
         devices: values of CUDA_VISIBLE_DEVICES to deal out in turn; empty to leave it alone.
         bind: whether each worker gets cores of its own.
         descriptors: each worker's file descriptors to inherit.

@@ -78,13 +78,13 @@ def run(
         args: positional arguments, the same for all.
         kwargs: keyword arguments, the same for all.
         timeout_seconds: the longest that the whole call may take; None for no limit.
-        on_failure: "stop" ends the others when a worker fails, and raises. "continue" lets them go on: the
+        on_failure: "stop" ends the others when a worker fails, and raises. "continue" lets them continue: the
             failed worker's place in the result holds its exception, which is raised when no worker succeeded.
         env: environment variables to set in the workers.
         hosts: a rehearsal of this many hosts, which are all this machine: the workers are spread over them in their
             order, and what is true between hosts is true between theirs (docs/how-to/hosts.md).
         replace: with on_failure="continue": how many failed workers, in all, are started again in their places, and
-            call the function anew, while the others go on.
+            call the function again, while the others continue.
 
     Returns:
         Each worker's result, in worker order.
@@ -140,7 +140,7 @@ def run(
 
 
 class _Answers(Watcher):
-    """A worker that takes another's place writes its answer anew."""
+    """A replacement writes the answer again."""
 
     def __init__(self, answers: Sequence[IO[bytes]]) -> None:
         self._answers = answers

@@ -327,5 +327,5 @@ class _Shown:
 
 
 def _say(text: str) -> None:
-    with suppress(OSError):  # a full disk, or nobody reads it: neither ends a job, nor takes its exit code away
+    with suppress(OSError):  # a full disk, or no reader: neither ends a job, nor takes its exit code away
         write_all(unbuffered(sys.stderr), f"multiverso: {text}\n".encode())

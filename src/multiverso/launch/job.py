@@ -43,14 +43,14 @@ class Job:
 
     Args:
         commands: one for each worker, in worker order.
-        marker: "NAME=value", what the environment of these workers, and of nobody else, has.
+        marker: "NAME=value", what only the environment of these workers has.
         output: reads the workers' pipes; None when all commands have files.
-        on_failure: "stop" ends the job at the first failure, "continue" lets the other workers go on.
+        on_failure: "stop" ends the job at the first failure, "continue" lets the other workers continue.
         grace_seconds: from the first request to end until SIGKILL.
         keep_stdin: let worker 0 read our standard input; the others' is empty.
         on_start: called with each worker's number and pid.
         on_exit: called at each worker's end, where it is not started again.
-        again: called when a worker has failed in a job that goes on: returns after how many seconds it is started
+        again: called when a worker has failed in a job that continues: returns after how many seconds it is started
             again, or None.
         lost_workers: says which workers the node has lost, the first one first.
         on_trouble: called with what is to be said when a worker could not be started again.

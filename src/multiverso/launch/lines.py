@@ -49,7 +49,7 @@ class Tracebacks:
             nothing is left out.
 
     Attributes:
-        interrupted: whether those of KeyboardInterrupt are left out, too: nobody asked where a worker was.
+        interrupted: whether those of KeyboardInterrupt are left out, too: they say nothing but where a worker was.
         holds: whether the beginning of a traceback waits for its end.
     """
 

@@ -80,7 +80,7 @@ def _start(
     """Runs the job once; returns how it ended, its exit code, and what says so."""
     workers = options.workers_num
     secret = new_secret()
-    if place.other_hosts is not None:  # its node waits for the first host's, and there is nobody to end yet
+    if place.other_hosts is not None:  # its node waits for the first host's, and there is no worker to end yet
         starts.signals.pass_to(_end_now)
     with closing(
         Node(

@@ -1,4 +1,4 @@
-"""A job whose nodes are in this process: its workers' commands, and what the job and its nodes tell each other."""
+"""A job whose nodes are in this process: its workers' commands, and what the job and its nodes exchange."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -64,7 +64,7 @@ def job_on(
     Args:
         parts: the nodes and their workers, in worker order.
         replacements: how many workers that fail are started again.
-        watcher: is told what happens to them.
+        watcher: is notified of what happens to them.
         environ: what to make their environment from; it has the secret that their nodes ask for.
         marker: see `Job`, as for what follows.
         output: reads their pipes.

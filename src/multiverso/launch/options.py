@@ -24,7 +24,7 @@ class RunOptions:
         arguments: the target's own.
         workers: how many workers to start; None for one, and for a word where the arguments ask for more.
         module: run the target as `python -m` does.
-        on_failure: "stop" ends the job when a worker fails; "continue" lets the others go on.
+        on_failure: "stop" ends the job when a worker fails; "continue" lets the others continue.
         gpus: "auto" or a list of devices: worker i gets the i-th, and sees no other.
         bind: give each worker cores of its own and as many threads.
         log_dir: where to write a file with each worker's output, too.
@@ -38,8 +38,8 @@ class RunOptions:
         encrypted: whether hosts encrypt what they send each other.
         host_grace: how many seconds without a word of a host until it counts as lost.
         max_restarts: how often to start the job again when it has failed.
-        replace: how many workers that fail, in all, are started again in a job that goes on without them.
-        resume: whether `multiverso.checkpoint` is to go on from what is saved, also at the first start.
+        replace: how many workers that fail, in all, are started again in a job that continues without them.
+        resume: whether `multiverso.checkpoint` is to continue from what is saved, also at the first start.
         exchange: what `init` is to take for its `wire`, `every` and `between` where the program gives none.
     """
 

@@ -32,7 +32,7 @@ class Output:
     job's thread from ending the job. Made and closed by that thread.
 
     Attributes:
-        broken: whether nobody reads what we write any more.
+        broken: whether our output has no reader any more.
         on_broken: called once when that happens, from the thread that writes.
     """
 
@@ -90,18 +90,18 @@ class Output:
         self._interrupted = True
 
     def notice(self, write: Callable[[], None]) -> None:
-        """Calls `write` between two lines of output, at once; it is lost if nobody reads our output."""
+        """Calls `write` between two lines of output, at once; it is lost if our output has no reader."""
         self._notices.append(write)
         if self._thread.is_alive():
             self._wake()
-        elif self._give_up_at is not None:  # closed: nobody else writes any more
+        elif self._give_up_at is not None:  # closed: no other thread writes any more
             self._write_notices()
 
     def close(self, in_no_hurry: Callable[[], bool] = lambda: False) -> None:
         """Waits until all is read and written, and closes the pipes.
 
         Args:
-            in_no_hurry: whether to wait for as long as somebody takes what we write, however slowly; otherwise
+            in_no_hurry: whether to wait for as long as a reader takes our output, however slowly; otherwise
                 a second must do.
         """
         began = time.monotonic()

@@ -64,7 +64,7 @@ class Place:
 
     @property
     def goes_on(self) -> bool:
-        """Whether this host was lost, and goes on in a job that has begun."""
+        """Whether this host was lost, and continues in a job that has begun."""
         return self.other_hosts is not None and self.other_hosts.roster.times_replaced > 0
 
     @classmethod
@@ -77,7 +77,7 @@ def here(workers_num: int) -> Place:
     """Returns this launcher's part of a job.
 
     Where the launcher of a job on several hosts has started this one, it is a host's: what the environment says of it
-    is taken out, as it is meant for nobody below.
+    is taken out, as it is not meant for processes below.
     """
     text = os.environ.pop(ROSTER_VARIABLE, None)
     if text == FROM_INPUT:

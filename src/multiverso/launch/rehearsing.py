@@ -34,9 +34,9 @@ def hosts_here(
         workers: how many workers each host has.
         on_lost: as for `multiverso.init`.
         secret: what the workers have to know, if anything.
-        encrypted: whether what they tell each other is.
+        encrypted: whether their messages are.
         grace: seconds without a word of a host until it counts as lost.
-        replaces: whether a new process may take the place of a worker that died, where the others go on.
+        replaces: whether a new process may take the place of a worker that died, where the others continue.
         way: returns where a host, by its number, reaches the coordinator, which listens at an address.
 
     Yields:

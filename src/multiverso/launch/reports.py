@@ -1,4 +1,4 @@
-"""How `multiverso run` tells what happens to a job: to a person, or to a program."""
+"""How `multiverso run` reports what happens to a job: to a person, or to a program."""
 
 import sys
 from collections.abc import Callable

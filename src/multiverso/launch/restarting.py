@@ -1,4 +1,4 @@
-"""What fails is started again: a whole job, or one worker of a job that goes on; how often, and after what pause."""
+"""What fails is started again: a whole job, or one worker of a job that continues; how often, and after what pause."""
 
 import time
 from collections.abc import Mapping
@@ -17,7 +17,7 @@ class Pauses:
     """How long to wait before something is started again, so that what fails at once does not take a core.
 
     Nothing after the first failure, then 0.5, 1, 2 seconds and so on, 30 at most; what has run for 10 seconds begins
-    anew.
+    again.
     """
 
     def __init__(self) -> None:
@@ -78,7 +78,7 @@ class Starts:
             time.sleep(min(rest, _LOOK_SECONDS))
 
     def words(self) -> str:
-        """Returns the line that tells of a restart."""
+        """Returns the line that reports a restart."""
         when = f" in {self._pause:g} s" if self._pause else ""
         return f"the job is started again{when} ({self.restarts} of at most {self.most} times)."
 
@@ -91,7 +91,7 @@ class Starts:
 
 
 class Replacements:
-    """The workers that are started again in a job that goes on.
+    """The workers that are started again in a job that continues.
 
     Args:
         most: how many there may be in all.
@@ -113,6 +113,6 @@ class Replacements:
         return self._pauses.setdefault(end.worker_id, Pauses()).after(end.seconds)
 
     def words(self, end: WorkerExit, seconds: float) -> str:
-        """Returns the line that tells of a replacement."""
+        """Returns the line that reports a replacement."""
         when = f" in {seconds:g} s" if seconds else ""
         return f"{end}; it is started again{when} ({self.done} of at most {self.most} replacements)."

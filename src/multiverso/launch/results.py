@@ -49,8 +49,8 @@ class JobResult:
 
     Attributes:
         reason: what ended it.
-        exit_code: the failed worker's code; 0 also when the others were to go on and one finished; 128 + the
-            signal's number after a signal; 124 after a timeout; 141 when nobody reads our output.
+        exit_code: the failed worker's code; 0 also when the others were to continue and one finished; 128 + the
+            signal's number after a signal; 124 after a timeout; 141 when our output has no reader.
         culprit: the worker whose failure ended the job, or was the first, or None.
         deserter: a worker that made others fail, although its own exit code is 0: it ended without
             ``multiverso.shutdown()`` while they needed it. Or None.
@@ -82,7 +82,7 @@ def result_of(
         ends: how each worker ended, in the order in which they did.
         reason: what ended the job.
         number: of the signal, where that was one.
-        goes_on: whether the others were to go on when one failed.
+        goes_on: whether the others were to continue when one failed.
         suspect: the worker that the node had lost first when one failed, or None.
         lost: the workers that are lost in the end.
         seconds: how long it ran.
@@ -99,7 +99,7 @@ def result_of(
     else:
         code = 0
     left = [end for end in ends if culprit and end.worker_id == suspect and end.code == 0]
-    # one that was lost and started again has not left anybody
+    # one that was lost and started again has not left the job
     deserter = next((end for end in left if end.worker_id in lost), None)
     exits = tuple(sorted(ends, key=lambda end: end.worker_id))
     return JobResult(reason, code, culprit, deserter, exits, seconds)

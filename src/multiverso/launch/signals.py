@@ -74,7 +74,7 @@ def ignore_signals() -> None:
 
 
 def let_signals_end_us() -> None:
-    """After `run`, when nothing is left but to write: to somebody who may never read it."""
+    """After `run`, when only output is left to write, perhaps to a reader who never reads it."""
     # by our own handler: no traceback, and the usual exit code
     signal.signal(signal.SIGINT, lambda number, _: os._exit(128 + number))
     for number in (signal.SIGTERM, signal.SIGHUP):
@@ -82,6 +82,6 @@ def let_signals_end_us() -> None:
 
 
 def put_back(handlers: Mapping[int, Handler]) -> None:
-    """After `run`, in a program that goes on: handle signals as before it."""
+    """After `run`, in a program that continues: handle signals as before it."""
     for number, handler in handlers.items():
         signal.signal(number, signal.SIG_DFL if handler is None else handler)

@@ -25,7 +25,7 @@ class Sink(Protocol):
             worker_id: who wrote it.
             stream: where.
             lines: text to write, once.
-            begun: what the worker's unfinished line looks like now; it comes again, changed or complete.
+            begun: what the worker's unfinished line looks like now; it is written again, changed or complete.
         """
 
 
@@ -164,7 +164,7 @@ def write_all(file: BinaryIO, text: bytes) -> None:
     rest = memoryview(text)
     while rest:
         written: int | None = file.write(rest)
-        if written is None:  # somebody made it non-blocking, and it is full
+        if written is None:  # it is non-blocking, and full
             select.select([], [file], [])
         else:
             rest = rest[written:]

@@ -15,7 +15,7 @@ from pathlib import Path
 from multiverso.errors import StartupError
 
 MOST_HOSTS = 64
-# No questions, which nobody sees.
+# No questions: nobody sees them.
 DEFAULT_SSH = "ssh -o BatchMode=yes"
 _LOOK_SECONDS = 5.0
 _PROBES = 3
@@ -55,7 +55,7 @@ def checked_ssh(ssh: str) -> list[str]:
 
 
 def _noticing(ssh: Sequence[str], seconds: float) -> list[str]:
-    """Returns a command that ends by itself once nothing was heard of a host for longer than that.
+    """Returns a command that ends by itself once a host has been silent for longer than that.
 
     A host whose power or cable is pulled ends no connection. Only OpenSSH is told so; what `ssh` says already counts.
 
@@ -128,7 +128,7 @@ def over_ssh(
         host: its name.
         arguments: the command to run there, whose environment has to say where the roster comes from.
         variables: what its environment has, as NAME=VALUE.
-        silence: seconds for which nothing may be heard of the host; some time later OpenSSH ends by itself.
+        silence: seconds for which the host may be silent; some time later OpenSSH ends by itself.
     """
     helper = (sys.executable, "-I", "-S", str(Path(__file__).parent / "_ssh.py"))
     return (*helper, *_noticing(ssh, silence), host, command_line(arguments, variables))

@@ -5,7 +5,7 @@ the machine could ever hold, and nothing ever moves::
 
     header       64-bit words, written once, and a few that grow: HINT, NEXT_ROW, EPOCH ...
     lines        one a worker: its attachment, what it reads just now, and what it has done
-    undo slots   one a worker: what it is about to change, for whoever takes over if it dies
+    undo slots   one a worker: what it is about to change, for the worker that takes over if it dies
     row words    one for each 16 KiB of rows: lock, version and owner at once
     stamps       one int32 a row: the generation in which it was last changed
     removals     the keys that were removed of late, as a ring: 64 bits each
@@ -86,7 +86,7 @@ HEADER.int64("HINT", apart=True)  # at least the depth of the deepest segment, s
 HEADER.int64("NEXT_ROW", apart=True)  # [rows handed out 48 | worker + 1 that got the last one 16]
 HEADER.int64("EPOCH", apart=True)  # counted up after keys were removed
 HEADER.int64("TICK")  # what entries call now
-HEADER.int64("EVICT_AT")  # the hash pattern at which the next eviction goes on
+HEADER.int64("EVICT_AT")  # the hash pattern at which the next eviction continues
 HEADER.int64("GENERATION", apart=True)  # counted up by each snapshot; what changes is stamped with it
 HEADER.int64("REMOVED", apart=True)  # keys that were ever written into the ring
 HEADER.int64("IDENTITY", apart=True)  # a random number, written once: no other table has it

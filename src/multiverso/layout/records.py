@@ -78,7 +78,7 @@ class Record:
     def at(self, address: int) -> Any:
         """Returns the record at an address: ``record["name"]`` reads and writes the memory itself.
 
-        For words that are written once, or that nobody else writes: nothing here is atomic.
+        For words that are written once, or that have one writer: nothing here is atomic.
         """
         memory: Any = (ctypes.c_char * self.size).from_address(address)
         return np.frombuffer(memory, self.dtype)[0]

@@ -42,12 +42,12 @@ MAX_WORKERS = 64  # a round's members are the bits of one 64-bit word
 
 # -- the control segment -----------------------------------------------------------------------------------
 CONTROL = Record(4096)
-# all writers: bumped (atomically) by whatever could let a waiter go on; waiters sleep on it
+# all writers: bumped (atomically) by whatever could let a waiter continue; waiters sleep on it
 EVENT = CONTROL.int32("event", apart=True)
 # all writers: how many may sleep; a killed waiter leaves it too high, which only costs a wake
 WAITERS = CONTROL.int32("waiters", apart=True)
 CAPACITY = CONTROL.int32("capacity", apart=True)  # worker blocks in this segment
-CONTINUE_WITHOUT_LOST = CONTROL.int32("continue_without_lost")  # 1 when waits go on without lost workers
+CONTINUE_WITHOUT_LOST = CONTROL.int32("continue_without_lost")  # 1 when waits continue without lost workers
 NODE_LIFE = CONTROL.mutex("node_life")  # held by a thread of the node for as long as it lives
 # 1 in a job on several hosts: barriers end when the node says so, as then the others' adds are here, too
 SPANS_HOSTS = CONTROL.int32("spans_hosts", apart=True)
@@ -135,7 +135,7 @@ COMMITTED = TABLE.int64("committed", apart=True)  # the last finished round; all
 # who loads: how many steps there were before those that this table's workers have done
 STEPS_BEFORE = TABLE.int64("steps_before")
 WRITTEN = TABLE.int64("written")  # all writers: times that the values were overwritten (atomically)
-WATCHED = TABLE.int32("watched")  # all writers: 1 when somebody sleeps until the table has another version
+WATCHED = TABLE.int32("watched")  # all writers: 1 when a process sleeps until the table has another version
 # all writers: bumped (atomically) when it has; who waits for that sleeps on it
 CHANGED = TABLE.int32("changed")
 # compare-and-swap, see kernels/rounds/steps.py; for even and odd steps
@@ -174,7 +174,7 @@ STALENESS_SUM = LINE.int64("staleness_sum")
 STALENESS_COUNT = LINE.int64("staleness_count")
 SEEN = LINE.int64("seen")
 
-# a worker's undo slot in a table: what it is about to change, for whoever takes over if it dies
+# a worker's undo slot in a table: what it is about to change, for the worker that takes over if it dies
 UNDO_SLOTS_EACH = 2  # of a worker: so many of its threads change a table at once
 UNDO_BYTES = 64
 UNDO = Record(UNDO_BYTES)

@@ -96,7 +96,7 @@ class Heap:
         """Returns the offset of zeroed memory that is there once it is used, on a huge page's boundary.
 
         Raises:
-            OutOfMemoryError: the file may not become as large. Whoever uses the memory looks himself whether there is
+            OutOfMemoryError: the file may not become as large. The user of the memory looks whether there is
                 some left.
         """
         size, gap = round_up(nbytes, PAGE), -self._end % HUGE_PAGE
@@ -154,7 +154,7 @@ class Heap:
         self._free.insert(place, (offset, size))
 
     def close(self) -> None:
-        """Lets go of the descriptor; the memory stays for as long as somebody has it mapped. May be called again."""
+        """Closes the descriptor; the memory stays as long as it is mapped anywhere. May be called again."""
         if self._collapser is not None:
             self._collapser.close()
         self._file.close()

@@ -46,7 +46,7 @@ class Collapser:
 
     Args:
         descriptor: of the memory, open until :meth:`close` has returned.
-        rest: waits so many seconds, and returns whether it was told to stop.
+        rest: waits so many seconds, and returns whether it is to stop.
     """
 
     def __init__(self, descriptor: int, rest: Callable[[float], bool] | None = None) -> None:
@@ -69,7 +69,7 @@ class Collapser:
             self._begin()
 
     def add_sparse(self, offset: int, size: int) -> None:
-        """Looks from here on which pages of a part are there. It grows in small ones: nobody waits for a large one."""
+        """Looks from here on which pages of a part are there. It grows in small ones: nothing waits for a large one."""
         with self._lock:
             self._sparse[offset, offset + size] = set()
             self._begin()

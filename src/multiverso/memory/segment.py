@@ -92,7 +92,7 @@ class Mapping:
 class Segment(Mapping):
     """A mapped part of shared memory. It lives as long as anything refers to it: there is no close.
 
-    Whoever calls a kernel with an address in it has to refer to it meanwhile.
+    The caller of a kernel with an address in it has to refer to it meanwhile.
 
     Args:
         descriptor: of the memory; stays the caller's, who may close it.
@@ -140,7 +140,7 @@ class Segment(Mapping):
             np.asarray(self)[:] = 0
 
     def abandon(self) -> None:
-        """Puts nothing, which reads as zeros, in the place of the memory, for whoever still has an address in it.
+        """Replaces the memory with zeros, for those that still have an address in it.
 
         Where the system has no room even for nothing, all stays as it is until the mapping goes.
         """

@@ -13,7 +13,7 @@ import numpy.typing as npt
 class SharedMemory:
     """Bytes that every worker of a job on this host sees; from ``Session.shared_memory``.
 
-    Nothing guards them: whoever uses them brings an order of its own (``multiverso.memory.mutex`` for locks,
+    Nothing guards them: users bring their own order (``multiverso.memory.mutex`` for locks,
     ``multiverso.memory.words`` for single words). The array keeps the memory mapped for as long as it lives, also
     after the session.
 

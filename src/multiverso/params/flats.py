@@ -52,12 +52,12 @@ class Flat:
         self.shared.check_state(state["rule"], [each["rule"] for each in left])
 
     def restore(self, state: dict[str, Any], left: Sequence[dict[str, Any]] = ()) -> None:
-        """Goes on from what `state` returned, once the table has its values; ``left``: of those who do not go on."""
+        """Continues from what `state` returned, once the table has its values; ``left``: of those that do not."""
         np.copyto(self.local, state["local"])
         self.shared.set_state(state["rule"], [each["rule"] for each in left])
 
     def join(self, state: dict[str, Any]) -> None:
-        """Begins from the table's values, in step with a worker that goes on from ``state``."""
+        """Begins from the table's values, in step with a worker that continues from ``state``."""
         self.shared.join(self.local, state["rule"])
 
 
@@ -94,7 +94,7 @@ class Averaged(Flat):
         return super().state() | {"last": self.last}
 
     def restore(self, state: dict[str, Any], left: Sequence[dict[str, Any]] = ()) -> None:
-        """Goes on from what `state` returned, once the table has its values."""
+        """Continues from what `state` returned, once the table has its values."""
         super().restore(state, left)
         self.changed, self.applied = None, False
         np.copyto(self.last, state["last"])

@@ -19,10 +19,10 @@ class Resumable:
     def save(
         self, directory: str | os.PathLike[str], own: dict[str, Any] | None = None, *, files: Files | None = None
     ) -> None:
-        """Saves everything that this job goes on from: collective, whole or not at all.
+        """Saves everything that this job continues from: collective, whole or not at all.
 
         That is the shared parameters and the rule's state, and of each worker its model, what it has not exchanged
-        yet, and ``own``. Nothing is exchanged, and training goes on as if nothing had been saved. If a worker is
+        yet, and ``own``. Nothing is exchanged, and training continues as if nothing had been saved. If a worker is
         killed meanwhile, what was saved before is still there.
 
         Args:
@@ -58,7 +58,7 @@ class Resumable:
 
         Raises:
             SnapshotError: nothing is there, it is damaged, or it was saved of another model or by another rule; or
-                fewer workers go on than saved, in the middle of a round whose rule takes the mean of them.
+                fewer workers continue than saved, in the middle of a round whose rule takes the mean of them.
 
         Example:
             >>> own = manager.load("saved", missing_ok=True)  # doctest: +SKIP
@@ -76,7 +76,7 @@ class Resumable:
         self._shared.check_parts(parts)
 
     def apply_parts(self, parts: Parts) -> None:
-        """Goes on from what was collected, once the tables have their values."""
+        """Continues from what was collected, once the tables have their values."""
         self._shared.apply_parts(parts)
 
     def saved_tables(self) -> dict[str, TableHandler]:

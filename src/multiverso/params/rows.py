@@ -1,6 +1,6 @@
 """One matrix of a model of which each step reads and changes a few rows, beside its table.
 
-Rows that nobody touches cost nothing. What this worker holds is a cache of the table: a row is as it was when it was
+Untouched rows cost nothing. What this worker holds is a cache of the table: a row is as it was when it was
 last read there, plus what this worker has changed in it since, and ``last`` tells the two apart. So a row is
 
 - *pushed* by an exchange if it was touched since the one before: its difference to ``last`` is added to the table;
@@ -35,7 +35,7 @@ _MOST = 4  # from a quarter of all rows on, the whole matrix in one pass is quic
 def goes_by_rows(rule: Rule, session: Session) -> bool:
     """Returns whether a matrix may be exchanged by rows.
 
-    Only where a row that nobody touches would not move: other rules pull at all that differs. And where nothing is
+    Only where an untouched row would not move: other rules pull at all that differs. And where nothing is
     pulled that has not been pushed: Downpour takes that out of the parameters until it is. In a synchronous job a round
     reads all workers' differences of the whole matrix anyhow, so nothing would be gained.
     """
@@ -87,7 +87,7 @@ class RowExchange:
         self._take_differences = kernels.take_differences.compiled(dtype)
         self._take_values = kernels.take_values.compiled(dtype)
         if name is None:
-            session.barrier()  # nobody trains before all have read the initial value
+            session.barrier()  # no worker trains before all have read the initial value
 
     def read(self, ids: Ids, touch: bool) -> None:
         """Brings rows up to date that are about to be read, and notes whether they will be changed.
@@ -200,7 +200,7 @@ class RowExchange:
             )
 
     def restore(self, state: dict[str, Any], left: Sequence[dict[str, Any]] = ()) -> None:
-        """Goes on from what `state` returned, once the table has its values; ``left``: of those who do not go on."""
+        """Continues from what `state` returned, once the table has its values; ``left``: of those that do not."""
         np.copyto(self.local, state["local"])
         np.copyto(self._last, state["last"])
         self._epoch += 1
@@ -212,7 +212,7 @@ class RowExchange:
         self._calls, self._since = state["calls"], state["since"]
 
     def join(self, state: dict[str, Any]) -> None:
-        """Begins from the table's values, in step with a worker that goes on from ``state``."""
+        """Begins from the table's values, in step with a worker that continues from ``state``."""
         values = self.table.snapshot()
         none = np.empty(0, np.int64)
         every = np.ones(len(values), np.bool_)

@@ -171,7 +171,7 @@ class SharedParams:
         taken_before = self._taken if self._begun else None
         if taken_before is not None:  # the call before this one raised
             changes = self._values.changed_since(values, taken_before)
-            if changes:  # and training went on: that one first, and then what was learned since
+            if changes:  # and training continued: that one first, and then what was learned since
                 self._exchange()
                 new, taken = self._values.plus(changes), [np.array(value) for value in values]
                 # no exception comes between these
@@ -220,7 +220,7 @@ class SharedParams:
         self.as_one_call(_nothing, _nothing, whole)
 
     def begin(self) -> Callable[[], None]:
-        """Counts steps anew from here, and returns what exchanges: for another thread, beside the training."""
+        """Counts steps from here, and returns what exchanges: for another thread, beside the training."""
         self._due.restart()
         return self._exchange_beside
 
@@ -252,7 +252,7 @@ class SharedParams:
     def save(
         self, directory: str | os.PathLike[str], own: dict[str, Any] | None = None, *, files: Files | None = None
     ) -> None:
-        """Saves everything that training goes on from: collective, whole or not at all.
+        """Saves everything that training continues from: collective, whole or not at all.
 
         That is the shared values with their updater's state, and of each worker its own arrays, its rule's state
         and what it hands over. Nothing is exchanged. If a worker is killed meanwhile, the save before stays.
@@ -298,7 +298,7 @@ class SharedParams:
 
         Raises:
             SnapshotError: nothing is there, it is damaged, or it is the state of another model or of another rule; or
-                fewer workers go on than saved, in the middle of a round whose rule takes the mean of them.
+                fewer workers continue than saved, in the middle of a round whose rule takes the mean of them.
         """
 
         def check_all(parts: Parts) -> None:
@@ -338,7 +338,7 @@ class SharedParams:
         self.model.check(Parts(parts.own["model"], parts.common, parts.newcomer))
 
     def apply_parts(self, parts: Parts) -> None:
-        """Goes on from what was collected, once the tables have their values."""
+        """Continues from what was collected, once the tables have their values."""
         self._due.resume(parts.own["steps"])
         self._use.shared = True
         self._at, self._begun, self._values.placing, self._taken = 0, False, {}, None

@@ -1,4 +1,4 @@
-"""Jobs on a Ray cluster: Ray starts the workers, places them and tells of their ends; values never go through it."""
+"""Jobs on a Ray cluster: Ray starts the workers, places them and reports their ends; values never go through it."""
 
 from multiverso.ray.running import run
 

@@ -39,7 +39,7 @@ class JobSpec:
         call: what each does, as `multiverso.launch.outcomes.write_call` writes it.
         resources: what Ray sets aside for each.
         strategy: how Ray spreads them over hosts.
-        on_failure: whether the others go on without one that fails.
+        on_failure: whether the others continue without one that fails.
         environ: what they find in their environment.
         encrypted: whether hosts encrypt what they send each other.
         replace: how many workers that fail, and how many hosts that are lost, are started again.
@@ -120,7 +120,7 @@ class _HostState:
         number: its own.
         name: what errors call it.
         began: when its node did, the last time.
-        lost: it does not come again, or not yet.
+        lost: it does not return, or not yet.
         due: when its node is started again.
         coming: the answer of its node that takes a lost one's place.
         entering: the first host's node still shows it as lost.
@@ -139,7 +139,7 @@ class Job:
     """The workers of one start. Owner: the thread that runs it.
 
     A worker that has failed asks its node whether something is left to do for another one. If the node is not there to
-    answer, or the first host's node has lost it, the host is lost with all its workers: its node begins anew where Ray
+    answer, or the first host's node has lost it, the host is lost with all its workers: its node begins again where Ray
     has room for the host, takes the tables' values, and then its workers are started.
     """
 
@@ -293,7 +293,7 @@ class Job:
     # -- a host is lost --------------------------------------------------------------------------------------
 
     def _lose(self, host: _HostState, why: str) -> None:
-        """Nobody waits for a host's workers any more; another host takes its place, if it may."""
+        """A host's workers are no longer waited for; another host takes its place, if it may."""
         if host.lost:
             return
         host.lost, host.entering = True, False

@@ -1,4 +1,4 @@
-"""What a node tells Ray's metrics: they stand on its dashboard, and where Prometheus collects them."""
+"""A node's metrics for Ray: they stand on its dashboard, and where Prometheus collects them."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ class Host:
         name: what errors call it.
         address: where the others reach it.
         workers: the numbers of its workers.
-        place: what tells Ray to run something there, or on a host that comes in its place.
+        place: what makes Ray run something there, or on a host that comes in its place.
     """
 
     name: str
@@ -142,9 +142,9 @@ class Nodes:
 
     Args:
         hosts: the job's hosts; the first one's node leads.
-        on_lost: what `init` is to do when a worker is lost, unless it is told otherwise.
+        on_lost: the default of `init`: what to do when a worker is lost.
         encrypted: whether hosts encrypt what they send each other.
-        replaces: whether, where the others go on, a new process may take the place of a worker that died.
+        replaces: whether, where the others continue, a new process may take the place of a worker that died.
         grace: seconds without a word of a host until it counts as lost.
         seconds: how long a node may take to begin.
 
@@ -204,7 +204,7 @@ class Nodes:
         return self._actors[host].begin.remote(self._workers_num, self._on_lost, self._secret, text, self._replaces)
 
     def begin_again(self, host: int) -> Any:
-        """A lost host's node begins anew, wherever Ray has room for that; returns Ray's reference of the answer."""
+        """A lost host's node begins again, wherever Ray has room for that; returns Ray's reference of the answer."""
         with contextlib.suppress(Exception):  # it may be there, and only be cut off
             ray.kill(self._actors[host])
         self._times_replaced[host] += 1
@@ -216,7 +216,7 @@ class Nodes:
     def never_ran(self, host: int) -> bool:
         """Returns whether Ray could not even start what `begin_again` has asked for, which has failed.
 
-        Then nobody of the job has heard of it, and it counts as no replacement there.
+        Then no other host knows of it, and it does not count as a replacement.
         """
         try:
             ray.get(self._running[host], timeout=0)
@@ -239,7 +239,7 @@ class Nodes:
         return self.hosts[self.number_of(worker_id)]
 
     def environ(self, worker_id: int) -> dict[str, str]:
-        """Returns what tells a worker's `init` who it is and where its node is."""
+        """Returns the environment that gives a worker's `init` its number and its node."""
         return {
             "MULTIVERSO_NODE": self._addresses[self.number_of(worker_id)],
             "MULTIVERSO_WORKER_ID": str(worker_id),

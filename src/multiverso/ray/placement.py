@@ -22,7 +22,7 @@ class Placement:
 
     Attributes:
         hosts: the hosts, and which workers are on each.
-        places: for each worker, what tells Ray to run it there.
+        places: for each worker, what makes Ray run it there.
     """
 
     hosts: tuple[Host, ...]

@@ -47,7 +47,7 @@ def run(
 ) -> list[Any]:
     """Calls `function(*args, **kwargs)` in each of several workers of one job on a Ray cluster.
 
-    What `multiverso.run` is on one host: the same function, results and exceptions. Ray places the workers and tells of
+    What `multiverso.run` is on one host: the same function, results and exceptions. Ray places the workers and reports
     their ends; each host that gets one has a node in an actor beside them, and what the workers share stays in the
     hosts' memory and goes from node to node. Blocks until all workers have ended. Connects to the cluster that
     ``RAY_ADDRESS`` or ``ray.init`` names, and starts a local one where there is none.
@@ -58,7 +58,7 @@ def run(
         args: positional arguments, the same for all.
         kwargs: keyword arguments, the same for all.
         timeout_seconds: the longest that the whole call may take; None for no limit.
-        on_failure: "stop" ends the others when a worker fails, and raises. "continue" lets them go on without those
+        on_failure: "stop" ends the others when a worker fails, and raises. "continue" lets them continue without those
             who failed, and without a host that is lost, unless it is the first one.
         env: environment variables to set in the workers.
         cpus_per_worker: processors that Ray sets aside for each.
@@ -71,10 +71,10 @@ def run(
         between: what is made of it, as in `init`.
         encrypted: whether hosts encrypt what they send each other.
         max_restarts: how often all workers are started again, where Ray then has room, when a worker or a host has died
-            (not when the function raises). `multiverso.checkpoint` goes on then from what it has saved, where all hosts
-            see that; `multiverso.restarts` says how often that was.
-        replace: with on_failure="continue": how many workers that fail, in all, are started again in their places
-            on their hosts, and call the function anew, while the others go on (`multiverso.incarnation`). So often is
+            (not when the function raises). `multiverso.checkpoint` continues then from what it has saved, where all
+            hosts see that; `multiverso.restarts` says how often that was.
+        replace: with on_failure="continue": how many workers that fail, in all, are started again in their places on
+            their hosts, and call the function again, while the others continue (`multiverso.incarnation`). So often is
             also a host that is lost replaced by another one, or by itself, wherever Ray has room for all its workers;
             not the first one, which leads the job.
         host_grace: how many seconds without a word of a host until it counts as lost. One whose processes are dead is

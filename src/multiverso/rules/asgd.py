@@ -1,4 +1,4 @@
-"""Asynchronous SGD, the default: each worker adds what it has changed, and goes on from the sum.
+"""Asynchronous SGD, the default: each worker adds what it has changed, and continues from the sum.
 
 The rule of Microsoft Multiverso; Dean et al. 2012, "Large Scale Distributed Deep Networks", with both
 intervals 1.

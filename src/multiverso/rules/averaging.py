@@ -33,7 +33,7 @@ def take_centre(centre, local, state, stride, hyper, count):
 
 
 def model_averaging() -> Rule:
-    """Returns averaging: every worker goes on from the mean of all workers' parameters.
+    """Returns averaging: every worker continues from the mean of all workers' parameters.
 
     The mean is over the workers of the round, so it stays one when a worker has left. Defined for synchronous
     mode alone: without rounds there is no moment at which all parameters could be averaged.

@@ -44,7 +44,7 @@ def dcasgd(learning_rate: float, compensation: float = 0.04) -> Rule:
 
     With ``d = local - last``, which is minus the learning rate times the gradient:
     ``centre += d - compensation / learning_rate d d (centre - last)``, ``local = last = centre``. With one worker, and
-    in rounds, where nobody has moved the centre, it is `asgd` to the bit.
+    in rounds, where the centre has not moved, it is `asgd` to the bit.
 
     Args:
         learning_rate: that the worker's own optimiser takes its step with, above 0.

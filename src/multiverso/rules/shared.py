@@ -87,7 +87,7 @@ class Shared:
         return pending
 
     def restart(self, local: Any) -> None:
-        """Makes ``local`` a copy of the centre and begins the rule anew, as after ``table.load(path)``."""
+        """Makes ``local`` a copy of the centre and begins the rule again, as after ``table.load(path)``."""
         flat = writable(local, self.table.size, self.table.dtype, "local")
         self.table.snapshot(out=flat)
         for array, start in zip(self._local_state, self.rule.per_worker, strict=True):
@@ -110,7 +110,7 @@ class Shared:
         }
 
     def join(self, local: Any, state: dict[str, Any]) -> None:
-        """Begins like `restart`, in step with a worker that goes on from ``state``.
+        """Begins like `restart`, in step with a worker that continues from ``state``.
 
         Its next pushes and pulls come when that one's do.
         """
@@ -123,7 +123,7 @@ class Shared:
 
         Args:
             state: what `state` returned.
-            left: the same of workers that nobody goes on as.
+            left: the same of workers whose state nobody resumes.
         """
         if state["rule"] != self.rule.name or len(state["arrays"]) != len(self._local_state):
             raise SnapshotError(
@@ -144,7 +144,7 @@ class Shared:
                 )
 
     def set_state(self, state: dict[str, Any], left: Sequence[dict[str, Any]] = ()) -> None:
-        """Goes on with the rule from what `state` returned, once the table has its values.
+        """Continues with the rule from what `state` returned, once the table has its values.
 
         What the workers in ``left`` have contributed to an unfinished round, this one contributes.
         """
@@ -216,7 +216,7 @@ def share(
     shared = Shared(rule, TableHandler(session, spec, rule.updater, flat, master))
     shared.restart(flat)
     if name is None:
-        session.barrier()  # nobody trains before all have read the initial value
+        session.barrier()  # no worker trains before all have read the initial value
     return shared
 
 

@@ -1,4 +1,4 @@
-"""Joining the job that the environment names, and starting its node where nobody else has."""
+"""Joining the job that the environment names, and starting its node unless it runs."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 _NODE_ATTEMPTS = 12
 _LOOK_SECONDS = 0.02
-# Where this package and the only other ones that a node needs lie: perhaps on nobody's path but ours.
+# Where this package and the only other ones that a node needs lie: perhaps on our path alone.
 _PLACES = tuple(
     str(Path(file).absolute().parents[up]) for file, up in ((__file__, 2), (numpy.__file__, 1), (msgspec.__file__, 1))
 )
@@ -242,7 +242,7 @@ def observe(address: str, timeout_seconds: float = 5.0) -> dict[str, Any]:
     """Returns the status of a running job, asked of its node.
 
     Raises:
-        StartupError: nobody listens there.
+        StartupError: there is no node.
         WaitTimeoutError, NodeLostError: the node did not answer.
     """
     from multiverso.runtime.session.node_link import NodeLink
@@ -281,6 +281,6 @@ def _explain(number: int, frame: object) -> None:
                 # not print: what the signal interrupted may be one, which refuses another within it
                 os.write(sys.__stderr__.fileno(), f"multiverso: {line}\n".encode())
     except (OSError, ValueError):
-        pass  # nobody reads it, or it is closed
+        pass  # it has no reader, or is closed
     finally:
         _explaining.release()

@@ -186,7 +186,7 @@ class Shard:
         return load64(self.base + at.STEPS_BEFORE) + self._steps_here()
 
     def set_steps(self, steps: int) -> None:
-        """Makes the count of steps another one; nobody may add meanwhile."""
+        """Sets the count of steps; no worker may add meanwhile."""
         store64(self.base + at.STEPS_BEFORE, steps - self._steps_here())
 
     def _steps_here(self) -> int:
@@ -218,13 +218,13 @@ class Shard:
     def enrol(self, worker_id: int, others: Sequence[int] | None = None) -> None:
         """Makes a worker take part in the table's rounds and clocks (the node, or a late one itself).
 
-        A worker that joins late begins at the fastest clock, so that nobody has to wait for it, and its first
-        round is the one after the last finished (the round then in flight may still go on without it).
+        A worker that joins late begins at the fastest clock, so that no worker has to wait for it, and its first
+        round is the one after the last finished (the round then in flight may still continue without it).
 
         Args:
             worker_id: its number.
-            others: where it takes a dead worker's place, those that go on: it begins at the slowest of their clocks, so
-                that it waits for nobody, and nobody for it longer than for that one.
+            others: where it takes a dead worker's place, those that continue: it begins at the slowest of their clocks,
+                so that it does not wait, and is not waited for longer than that one.
         """
         line = self.line(worker_id)
         for offset in range(0, at.LINE_STRIDE, 8):
@@ -241,13 +241,13 @@ class Shard:
         store32(line + at.ENROLLED, 1)
 
     def first_round(self, worker_id: int) -> int:
-        """The round that a worker's first read ends, or one before it if that goes on without the worker."""
+        """The round that a worker's first read ends, or one before it if that continues without the worker."""
         return load64(self.line(worker_id) + at.STAGED) // int(self.header["chunk_count"]) + 1
 
     def needs(self, worker_id: int) -> bool:
         """Returns whether an unfinished round may still ask for what a worker that is gone has staged."""
         last = self.committed * int(self.header["chunk_count"])
-        # on several hosts: nobody here may make values of the sum that has come
+        # on several hosts: no worker here may make values of the sum that has come
         if load64(self.base + at.TOTALS):
             last = load64(self.base + at.ARRIVED)
         return self.enrolled(worker_id) and load64(self.line(worker_id) + at.STAGED) > last

@@ -20,7 +20,7 @@ class ConsistencyMode:
         option: how `init` is called for it.
         in_rounds: all workers' adds of a round take effect together. A table's values are there twice, and
             there are no words of stripes.
-        has_clocks: workers tick, and a read waits for whoever is too far behind.
+        has_clocks: workers tick, and a read waits for workers that are too far behind.
     """
 
     name: str

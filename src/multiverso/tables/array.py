@@ -34,7 +34,7 @@ class ArrayTableHandler(TableHandler[Scalar]):
             that has left), ``"mean"`` or ``"sum"`` of all.
         session: the session it belongs to; the current one by default.
         master: this worker's initial value counts instead of the lowest worker's (one worker may say so).
-        wire, every: of this table, instead of what ``init`` was told: how differences travel between hosts, and how
+        wire, every: of this table, instead of ``init``'s: how differences travel between hosts, and how
             often (a bare number is seconds). They mean nothing on one host, and in synchronous jobs.
 
     Raises:

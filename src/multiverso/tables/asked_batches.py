@@ -24,7 +24,7 @@ class AskedBatches:
         self._given = self._finished = 0
 
     def begin(self, session: Session, dealt: Epoch, deadline: Deadline) -> int:
-        """Asks for the first batches of the next deal; waits for whoever is still in the one before."""
+        """Asks for the first batches of the next deal; waits for workers that are still in the one before."""
         number = self._asked = self._deals + 1
         self._given = self._finished = 0
         self._hand = self._ask(session, number, dealt, 0, deadline, "the others' last epoch to end")
@@ -35,7 +35,7 @@ class AskedBatches:
         """Returns the next batch for this worker, or None when the epoch is over."""
         begun = self._given - len(self._hand)
         if begun - ahead > self._finished:
-            self._finished = begun - ahead  # whoever asks has done what it was given, but for the last ones
+            self._finished = begun - ahead  # a worker that asks has done what it was given, but for the last ones
             if self._hand:
                 self._say(session, number, {})
         if not self._hand:

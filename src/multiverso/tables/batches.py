@@ -1,12 +1,12 @@
-"""Deals the batches of an epoch to the workers as they ask: a slow worker gets fewer, and nobody waits for it.
+"""Hands the batches of an epoch out on demand: a slow worker gets fewer, and holds none of the others up.
 
 All that the workers share lies behind one lock, in words that only its holder writes: ``HEAD``, a ``LINE`` for each
 worker, and one more line, of batches of workers whose numbers were given to other processes.
 
-A counter alone would not do: a worker that is killed between its `fetch_add` and its note of the result takes a
-batch with it. Here the note comes first. A death at any point leaves either a note of a batch that is not yet taken,
-which whoever takes it strikes out, or a batch that stands with its dead worker, from which the next one takes it,
-or with two dead ones, whose notes of it go at once.
+A counter alone would not do: a worker that is killed between its `fetch_add` and its note of the result takes a batch
+    with it. Here the note comes first. A death at any point leaves either a note of a batch that is not yet taken,
+    which the worker that takes it strikes out, or a batch that stands with its dead worker, from which the next one
+    takes it, or with two dead ones, whose notes of it go at once.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ HEAD.int64("number")  # of the deal, from 1
 HEAD.int64("next")  # the next batch
 HEAD.int64("what", 4)  # samples, size, seed, epoch
 
-LINE = Record(512)  # of a worker, or (the last line) of nobody
+LINE = Record(512)  # of a worker, or (the last line) of none
 LINE.int64("owner")  # which session of that number, see `WorkerState.owner`
 LINE.int64("begun")  # the last deal that it began
 LINE.int64("done")  # the last deal that it is done with
@@ -63,7 +63,7 @@ class SharedBatches:
     # -- steps, under the lock ---------------------------------------------------------------------------------
 
     def _give_up_inheritance(self) -> None:
-        """What the last worker of this number did not finish is nobody's now."""
+        """What the last worker of this number did not finish is free now."""
         mine, nobody, number = self._lines[self._me], self._lines[_NOBODY], self._head["number"]
         taken, left = mine["taken"], nobody["taken"]
         if taken.any() and mine["begun"] == number:
@@ -76,7 +76,7 @@ class SharedBatches:
         mine["owner"] = 0
 
     def begin(self, session: Session, dealt: Epoch, deadline: Deadline) -> int:
-        """Begins the next deal, or joins those who have; waits for whoever is still in the one before."""
+        """Begins the next deal, or joins it; waits for workers that are still in the one before."""
         number = self._deals + 1
         head, line = self._head, self._lines[self._me]
 
@@ -107,7 +107,7 @@ class SharedBatches:
 
         def step() -> list[int]:
             nonlocal found
-            if head["number"] != number:  # it came late: the others have gone on
+            if head["number"] != number:  # it came late: the others have continued
                 return []
             self._finish(mine, ahead)
             if head["next"] < dealt.batches:
@@ -132,7 +132,7 @@ class SharedBatches:
 
     @staticmethod
     def _finish(mine: Words, ahead: int) -> None:
-        """Whoever asks has done what it was given, but for the last `ahead` ones."""
+        """A worker that asks has done what it was given, but for the last `ahead` ones."""
         held_now = np.count_nonzero(mine)
         kept = mine[max(0, held_now - ahead) : held_now].copy()
         mine[: kept.size] = kept
@@ -176,7 +176,7 @@ class SharedBatches:
     # -- around the lock ---------------------------------------------------------------------------------------
 
     def _until_nobody(self, session: Session, step: Callable[[], list[int]], deadline: Deadline, what: str) -> None:
-        """Takes a step under the lock, again and again until it no longer returns workers to wait for."""
+        """Takes a step under the lock, repeatedly until it no longer returns workers to wait for."""
         control = self._control
         patience: Patience | None = None
         said = 0
@@ -211,7 +211,7 @@ class BatchSource(Protocol):
     """What is behind a `Dealer`: who is given which batch."""
 
     def begin(self, session: Session, dealt: Epoch, deadline: Deadline) -> int:
-        """Begins the next deal, or joins those who have; returns its number."""
+        """Begins the next deal, or joins it; returns its number."""
 
     def take(self, session: Session, number: int, dealt: Epoch, ahead: int, deadline: Deadline) -> int | None:
         """Returns the next batch for this worker, or None when the epoch is over."""
@@ -290,7 +290,7 @@ def deal(
     Args:
         session, n, size, seed, epoch, timeout_seconds: as there.
         ahead: how many batches this worker asks for before it works on the first; as many of its last do not count as
-            finished when it asks for the next, and the loop's end waits for nobody.
+            finished when it asks for the next, and the loop's end does not wait for other workers.
     """
     given = {"n": (n, 0), "size": (size, 1), "seed": (seed, 0), "epoch": (0 if epoch is None else epoch, 0)}
     for name, (value, least) in given.items():

@@ -76,7 +76,7 @@ def save_all(session: Session, directory: str | os.PathLike[str]) -> None:
                 f"gave up after {session.timeout_seconds:.1f} s waiting for the process or thread that saves to "
                 f"{place}; a longer deadline: init(timeout_seconds=)"
             ) from error
-        # somebody else's manifest is not replaced
+        # another program's manifest is not replaced
         before = _read_manifest(place) if os.path.lexists(place / _MANIFEST) else None
         tables = _tables(session)
         if alone and before is not None and _is_saved(before, session, called_ns, tables):
@@ -119,7 +119,7 @@ def _counts(place: Path, now: Files) -> bool:
 
 
 def _remove_others(place: Path, now: Files, before: Files, alone: bool) -> None:
-    """Removes the save before and, if nobody else can be writing, what crashes in the middle of one have left."""
+    """Removes the save before and, if no other process can be writing, what crashes in the middle of one have left."""
     for path in place.iterdir():
         if _TABLE.fullmatch(path.name) and path.name not in now.values():
             if alone or path.name in before.values():

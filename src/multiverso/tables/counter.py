@@ -43,7 +43,7 @@ class Counter(InProcess):
         """Adds to the number and returns what it was before; no two workers get the same.
 
         Takes a few microseconds, across hosts a few hundred and the way to the first host and back. A worker that is
-        killed meanwhile has added or has not, and stops nobody.
+        killed meanwhile has added or has not, and blocks no other.
 
         Args:
             amount: a whole number, also below 0.
@@ -52,7 +52,7 @@ class Counter(InProcess):
         Raises:
             OverflowError: the sum does not fit into 64 bits; nothing is added.
             ClosedError: the session is over.
-            WaitTimeoutError, NodeLostError: nobody answered in time, or ever will; it was added or was not.
+            WaitTimeoutError, NodeLostError: no answer came in time, or will come; it was added or was not.
         """
         amount = index(amount)
         self._session.check()

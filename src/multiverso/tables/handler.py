@@ -104,7 +104,7 @@ class TableHandler(HeldTable[Scalar]):
 
         Raises:
             ShapeMismatchError, DtypeMismatchError: the data do not fit; nothing was changed.
-            WaitTimeoutError: a stopped process holds a part of the table. With equal data the next ``add`` goes on
+            WaitTimeoutError: a stopped process holds a part of the table. With equal data the next ``add`` continues
                 where this one stopped; any other call on the table does first what is left of it.
         """
         self._ready(None)
@@ -127,7 +127,7 @@ class TableHandler(HeldTable[Scalar]):
 
         Raises:
             WorkerLostError, NodeLostError, DeadlockError, WaitTimeoutError: the wait could not end well. Called
-                again with the same two arrays it goes on where it stopped.
+                again with the same two arrays it continues where it stopped.
         """
         deadline = self._ready(timeout_seconds)
         a, b = self._pair(local, last)
@@ -185,7 +185,7 @@ class TableHandler(HeldTable[Scalar]):
                 self._queue.wake()
                 del self._unheard[earlier]  # no exception comes between this and the return
                 return earlier.pending
-            self._unheard.pop(earlier, None)  # its user has gone on without repeating it
+            self._unheard.pop(earlier, None)  # its user has continued without repeating it
 
         def run() -> Any:
             self._session.check()
@@ -279,7 +279,7 @@ class TableHandler(HeldTable[Scalar]):
     def set(self, values: Any) -> None:
         """Overwrites the values of all workers, past the updater, whose state stays.
 
-        Call it in one worker, and ``barrier()`` before anyone goes on: adds of others meanwhile may be lost or not,
+        Call it in one worker, and ``barrier()`` before anyone continues: adds of others meanwhile may be lost or not,
         stripe by stripe. In synchronous mode it takes the place of the last finished round.
 
         Args:
@@ -337,7 +337,7 @@ class TableHandler(HeldTable[Scalar]):
     def load(self, path: str | os.PathLike[str]) -> None:
         """Replaces values and updater state by what :meth:`save` wrote.
 
-        Call it in one worker (or in all), and ``barrier()`` before anyone goes on. In a job on several hosts also
+        Call it in one worker (or in all), and ``barrier()`` before anyone continues. In a job on several hosts also
         ``barrier()`` before; where the updater has a state, all workers have to call it there. In a worker that has
         taken a dead one's place (`multiverso.incarnation`) it changes nothing, and says so, unless all have to call
         it and come to it only now.

@@ -136,7 +136,7 @@ class HeldTable(Table[TableSpec], Generic[Scalar]):
         """Ends this worker's part in the table; waits for this worker's own pending operations and the node's answer.
 
         Once every worker that has the table has closed it or left the job, its memory is free for the next
-        table. Until then the others go on without this worker: rounds and clocks no longer wait for it. Every
+        table. Until then the others continue without this worker: rounds and clocks no longer wait for it. Every
         later call raises ClosedError; views keep what they show now. A name can be used for a new table then.
         Where a worker has opened a named table twice, each handler is closed for itself.
 
@@ -240,7 +240,7 @@ def _awaits(session: Session, shard: Shard) -> Callable[[int], bool]:
     clocks = [shard.line(i) + at.CLOCK for i in range(shard.workers) if i != me]
 
     def is_awaited(clock: int) -> bool:
-        # at most reads nobody is behind, and what everybody waits for need not be looked up
+        # at most reads no worker is behind, and the wait need not be looked up
         return any(load64(word) < clock for word in clocks) and session.wait_graph().is_awaited(me, number, clock)
 
     return is_awaited
@@ -264,7 +264,7 @@ def _fill(shard: Shard, value: Array | None, last: bool, number: int) -> None:
     Args:
         shard: the table's memory.
         value: what `_initial_value` returned.
-        last: whether nobody comes after this worker.
+        last: whether this worker is the last one.
         number: how many workers contribute.
 
     Raises:

@@ -174,7 +174,7 @@ class MatrixTableHandler(TableHandler[Scalar]):
             row_ids: a one-dimensional sequence of integers in 0 .. num_row - 1, in any order, also repeated;
                 None for all rows.
             out: written to and returned: (len(row_ids), num_col), or flat.
-            changed: return ``(row_ids, values)``: the rows that anybody, this worker included, has changed since the
+            changed: return ``(row_ids, values)``: the rows that any worker, this one included, has changed since the
                 last such call of this handler, and the rest of their stripes (rows that lie together in up to
                 8 KiB); the first time all rows. In synchronous mode, which ends a round, all rows each time. What
                 was written to ``memory()`` does not count. Not with ``row_ids``, ``out`` or ``dtype``.
@@ -334,7 +334,7 @@ class MatrixTableHandler(TableHandler[Scalar]):
         return self._later(EXCHANGE_ROWS, (ids, a, b), lambda: operations.exchange_rows(ids, a, b, None))
 
     def _refuse_bad(self, ids: RowIds) -> None:
-        """Before an operation goes into the queue, where nobody may wait for it."""
+        """Before an operation goes into the queue, where perhaps no caller waits for it."""
         outside = (ids < 0) | (ids >= self._spec.rows)
         if outside.any():
             raise bad_row(ids, int(np.argmax(outside)), self._spec)

@@ -107,7 +107,7 @@ class _Record(Call):
         return bool(self.complete.value or (self.done.value and not reads))
 
     def clear(self) -> None:
-        """There is no call any more: nothing is left of it, or its user has gone on without repeating it."""
+        """There is no call any more: nothing is left of it, or its user has continued without repeating it."""
         self.complete.value = self.done.value = 0
         self.arguments, self.raised = (), False
         self.kind = None
@@ -220,7 +220,7 @@ class Operations:
         mine.pushed = None
 
     def get_changed(self, how: ByStripe, changes: Changes, deadline: Deadline | None) -> Changed:
-        """Reads what has changed since ``changes`` was last told; the caller notes what comes, in its last step."""
+        """Reads what has changed since ``changes`` was last updated; the caller notes what comes, in its last step."""
         found: list[Changed] = []
 
         def read(call: Call, deadline: Deadline | None) -> None:
@@ -274,7 +274,7 @@ class Operations:
                     "with the same arrays to finish it first"
                 )
             if record.complete.value and record.kind is not None and not record.kind.finishes:
-                record.clear()  # its user has gone on without repeating it
+                record.clear()  # its user has continued without repeating it
         self.settle(deadline)
         record = self._unused()
         record.arguments, record.kind = arguments, kind

@@ -1,4 +1,4 @@
-"""Operations that go on in the background: first in, first out for each table.
+"""Operations that run in the background: first in, first out for each table.
 
 A signal's handler may raise in the middle of any function that is written in Python, those of ``threading`` included:
 a ``Condition`` or an ``Event`` is left locked forever when it raises between taking the lock and saying so. So what
@@ -44,7 +44,7 @@ class Pending(InProcess, Generic[Result]):
         self._over = False
         self._result: Any = None
         self._error: BaseException | None = None
-        self.heard = False  # whether somebody has waited for it, and got its error
+        self.heard = False  # whether a caller has waited for it, and got its error
 
     def done(self) -> bool:
         """Returns whether it is over; never blocks."""
@@ -54,7 +54,7 @@ class Pending(InProcess, Generic[Result]):
         """Waits for the operation and returns its result.
 
         Raises:
-            WaitTimeoutError: it was not over in time; it goes on.
+            WaitTimeoutError: it was not over in time; it continues.
             MultiversoError: whatever the operation itself raised.
         """
         deadline = Deadline.after(math.inf if timeout_seconds is None else timeout_seconds)
@@ -83,7 +83,7 @@ class Pending(InProcess, Generic[Result]):
         return self._error
 
     def end(self, error: BaseException | None = None) -> None:
-        """Wakes whoever waits (the queue's thread)."""
+        """Wakes the waiters (the queue's thread)."""
         self._error = self._error or error
         self._operation = _nothing  # the arrays it refers to are free from here on
         self._over = True
@@ -154,7 +154,7 @@ class Queue:
             return pending in self._waiting or self._taken is pending or pending.done()
 
     def flush(self, deadline: Deadline) -> None:
-        """Waits until nothing is pending; raises what an operation that nobody waited for raised."""
+        """Waits until nothing is pending; raises the error of an operation that was not waited for."""
         if threading.get_ident() == self._runner:
             return
         while self.busy:
@@ -183,7 +183,7 @@ class Queue:
     def _run(self) -> None:
         with self._lock:
             if self._runner is not None:
-                return  # there is one already, of which whoever made this had not heard
+                return  # there is one already, which the maker of this did not know of
             self._runner = threading.get_ident()
         with self._gone:
             self._serve()

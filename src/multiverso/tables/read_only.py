@@ -90,7 +90,7 @@ class _View:
         code = 0
         while True:
             code = call(code >> 16, time.monotonic_ns() + _SLICE_NANOSECONDS)
-            self.check()  # after the read: memory is given to somebody else only when the connection has ended
+            self.check()  # after the read: memory is given to another table only when the connection has ended
             if code == 0:
                 return
             if deadline.passed:
@@ -246,7 +246,7 @@ def attach_read_only(
     """Returns a table of a running job of this user on this host, for reading by a process that is not a worker of it.
 
     The memory is mapped so that this process cannot write to it. Reads are as quick as a worker's, see what the workers
-    add, and hold nobody up.
+    add, and hold no worker up.
 
     Args:
         name: the table's name, as the workers have given it.

@@ -1,4 +1,4 @@
-"""What a rule needs of a table, and nobody else."""
+"""What rules, and nothing else, need of a table."""
 
 from __future__ import annotations
 

@@ -87,7 +87,7 @@ class Table(InProcess, Generic[Spec]):
     def learning_rate(self) -> float:
         """The updater's learning rate, as it is now for all workers. Set it in one worker, at any time.
 
-        Whoever adds after that has it: no worker that has seen a later rate comes back to an earlier one. An add
+        A worker that adds after that uses it: no worker that has seen a later rate comes back to an earlier one. An add
         that is on its way may take either. In synchronous mode set it between two barriers, so that no round is on its
         way. Workers that make or open the table still give the updater that it was made with, and so does a saved one.
 
@@ -106,7 +106,7 @@ class Table(InProcess, Generic[Spec]):
         kept[0] = rate
 
     def _rate(self) -> Array:
-        """Returns the number in the table's header itself: it is read anew by every operation."""
+        """Returns the number in the table's header itself: every operation reads it."""
         if self._rate_index is None:
             having = sorted(name for name, make in BY_NAME.items() if make().rate_index is not None)
             raise MultiversoError(

@@ -148,7 +148,7 @@ def in_each(
         >>> trained = in_each([(1, False), (2, True)], train)  # doctest: +SKIP
         >>> trained(2, True)  # doctest: +SKIP
     """
-    largest_first = sorted(runs, key=lambda run: -run[0])  # nobody waits while others import and compile
+    largest_first = sorted(runs, key=lambda run: -run[0])  # no worker waits while others import and compile
     jobs = [Job(tuple(range(workers)), tuple(own)) for workers, *own in largest_first]
     results = when_asked(jobs, function, *args, env=env, preload=preload)
     return lambda *run: unless_raised(results(largest_first.index(run)))
@@ -254,7 +254,7 @@ def suite_of(
 
     jobs: list[Job] = []
     places: dict[str, list[int]] = {}  # of a number's jobs
-    for number in sorted(workers, reverse=True):  # nobody waits while others import and compile
+    for number in sorted(workers, reverse=True):  # no worker waits while others import and compile
         places[str(number)] = [len(jobs)]
         jobs.append(Job(tuple(range(number)), (try_out, laws, subject)))
     for layout in hosts:

@@ -33,7 +33,7 @@ class _Link:
         # The session keeps its tables; a variable that outlives it must not keep the shared memory.
         self.session, self._table = weakref.ref(session), weakref.ref(table)
         table.snapshot(out=self._local)
-        session.barrier()  # nobody trains before all have read the initial value
+        session.barrier()  # no worker trains before all have read the initial value
         self._last = self._local.copy()
         self._view: NDArray[Any] | None = None
         self._given: NDArray[Any] | None = None

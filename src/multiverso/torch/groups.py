@@ -79,7 +79,7 @@ class InPlace:
 
     def collect(self) -> Callable[[], None]:
         """Brings values into the flat memory; returns what waits until they are there."""
-        self._moved: list[tuple[Any, Any]] = []  # tensors that somebody has pointed elsewhere since
+        self._moved: list[tuple[Any, Any]] = []  # tensors that were pointed elsewhere since
         if list(map(_address, self.tensors)) != self._addresses:
             rows = zip(self.tensors, self._staging, self._addresses, strict=True)
             self._moved = [(tensor, view) for tensor, view, address in rows if tensor.data_ptr() != address]

@@ -44,7 +44,7 @@ class MVCallback(Trained, TrainerCallback):  # type: ignore[misc]  # transformer
     def resume(self) -> str | None:
         """Returns this worker's checkpoint of the Trainer's in ``directory``, or None if nothing was saved yet.
 
-        Give it to ``train``, and when training begins the job goes on where it was saved: the Trainer restores its
+        Give it to ``train``, and when training begins the job continues where it was saved: the Trainer restores its
         optimizer, schedule, random numbers and place in the data, and this callback the shared parameters, this
         worker's own and the rule's state.
 

@@ -47,7 +47,7 @@ class MVCallback(Trained, _Callback):  # type: ignore[misc]  # Lightning is seen
     def resume(self) -> str | None:
         """Returns this worker's checkpoint of Lightning's in ``directory``, or None if nothing was saved yet.
 
-        Give it to ``fit``, and when training begins the job goes on where it was saved: Lightning restores its loops
+        Give it to ``fit``, and when training begins the job continues where it was saved: Lightning restores its loops
         and optimizers, and this callback the shared parameters, this worker's own, the rule's state and the random
         numbers of Python, NumPy and torch.
 

@@ -62,7 +62,7 @@ class LookedUp(InPlace):
                 module.register_forward_pre_hook(_Reads(self, module.max_norm is not None), with_kwargs=True)
 
     def trained_by(self, optimizer: Any) -> None:
-        """Exchanges whole from here on if this optimizer changes rows that nobody reads."""
+        """Exchanges whole from here on if this optimizer changes rows that were not read."""
         self._whole = self._whole or changes_other_rows(optimizer, self.tensors[0])
 
     @property
@@ -72,7 +72,7 @@ class LookedUp(InPlace):
         return self._whole or self._elsewhere() or (gradient is not None and not gradient.is_sparse)
 
     def _elsewhere(self) -> bool:
-        """Whether somebody has pointed the tensor elsewhere since."""
+        """Whether the tensor was pointed elsewhere since."""
         return bool(self.tensors[0].data_ptr() != self._addresses[0])
 
     def read(self, ids: Any, changes: bool) -> None:

@@ -48,7 +48,7 @@ class ParamManager(Resumable):
         whole_every: sparse embeddings are exchanged by rows, and whole at every N-th exchange and by each
             `sync_all_param`; 1 for always whole. They always are with rules other than ASGD and Downpour, in a
             synchronous job, with ``overlap=True``, and where the optimizer (of `attach` or `SharedOptimizer`) has
-            momentum or weight decay, which change rows that nobody has read.
+            momentum or weight decay, which change rows that were not read.
         overlap: `step` begins an exchange and applies its result at its next one, so that copies and waits go
             on beside the training between; costs two more copies of the parameters.
         session: the session to use instead of the current one.

@@ -22,7 +22,7 @@ class BatchSampler(Sampler[list[int]]):  # type: ignore[misc]
         seed: of the shuffle.
         ahead: with ``DataLoader(num_workers=w)``, ``w * prefetch_factor`` (2 by default): so many batches the loader
             asks for before it hands out the first. They count as unfinished, and are dealt again if this
-            worker dies; but the end of an epoch then waits for nobody, so that what a worker
+            worker dies; but the end of an epoch then does not wait for other workers, so that what a worker
             had ahead when it died after that is left out of this epoch.
 
     Example:

@@ -24,13 +24,13 @@ class Trained:
 
     def __init__(self, directory: str | os.PathLike[str] | None, options: dict[str, Any]) -> None:
         self._directory, self._options = directory, options
-        self._folder: Path | None = None  # to go on from
-        self._apart: int | None = None  # a number of its own for a worker that goes on from another one's
+        self._folder: Path | None = None  # to continue from
+        self._apart: int | None = None  # a number of its own for a worker that continues from another one's
         self.manager: ParamManager | None = None
         self._pending = False
 
     def _find_saved(self) -> Path | None:
-        """Returns what this worker goes on from, and notes it; None if nothing was saved yet."""
+        """Returns what this worker continues from, and notes it; None if nothing was saved yet."""
         if self._directory is None:
             raise ValueError("MVCallback was given no directory= to resume from")
         session = self._options.get("session") or current()

@@ -1,6 +1,7 @@
 """Updaters: one file each. A new one is a file beside these and a line in ``BY_NAME``.
 
-What has to be told something, as `delayed_nesterov` the number of workers, has no name: it is given as a value.
+An updater with a required argument, as `delayed_nesterov` with the number of workers, has no name: it is given as a
+value.
 """
 
 from __future__ import annotations

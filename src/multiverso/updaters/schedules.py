@@ -1,4 +1,4 @@
-"""Learning rates by the number of steps: for ``schedule``, and for whoever sets ``table.learning_rate``."""
+"""Learning rates by the number of steps: for ``schedule``, and for setting ``table.learning_rate``."""
 
 from __future__ import annotations
 

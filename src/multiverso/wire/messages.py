@@ -43,7 +43,7 @@ def connect(name: str, timeout_seconds: float) -> socket.socket:
 
     Raises:
         TimeoutError: they still do.
-        OSError: nobody listens.
+        OSError: there is no listener.
     """
     deadline = time.monotonic() + timeout_seconds
     client = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC)
@@ -103,7 +103,7 @@ def receive(connection: socket.socket, into: list[int] | None = None) -> tuple[M
     descriptors = [] if into is None else into
     try:
         body, descriptors[:], flags, _ = _received(connection)
-    except ConnectionResetError:  # of an end that left something unread: told first, and once; what it sent comes now
+    except ConnectionResetError:  # of an end that left something unread: raised first, and once; what it sent comes now
         body, descriptors[:], flags, _ = _received(connection)
     if not body:
         return None

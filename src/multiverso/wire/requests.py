@@ -97,7 +97,7 @@ class Ready(_Request):
 
 
 class Withdraw(_Request):
-    """``init`` was interrupted: its process may come again, and the others wait on. Refused to one that has begun."""
+    """``init`` was interrupted: its process may return, and the others wait on. Refused to one that has begun."""
 
 
 class Create(_Request):
@@ -130,7 +130,7 @@ class Close(_Request):
 class Cancel(_Request):
     """The session no longer waits for the answer to its last request. No answer.
 
-    ``why``: it has no room for the table; then nobody gets it, and all raise `OutOfMemoryError`.
+    ``why``: it has no room for the table; then no worker gets it, and all raise `OutOfMemoryError`.
     """
 
     why: _Text | None = None

@@ -71,12 +71,12 @@ def check_user(connection: socket.socket, address: str) -> None:
 
 
 def is_same_user(connection: socket.socket) -> bool:
-    """In the node: whether the process at the other end belongs to this user, as far as numbers tell."""
+    """In the node: whether the process at the other end belongs to this user, as far as numbers show."""
     return messages.peer(connection)[1] == os.geteuid()
 
 
 def proof_needed() -> bool:
-    """Returns whether the numbers of users tell nothing here."""
+    """Returns whether the numbers of users are useless here."""
     return users.look_alike()
 
 

@@ -200,7 +200,7 @@ class Answering:
 
     Args:
         port: where they arrive, 0 for a free one.
-        reporter: hears of requests that make no sense.
+        reporter: takes requests that make no sense.
         answer: answers one.
 
     Raises:
@@ -220,7 +220,7 @@ class Answering:
         """Answers those that have come: one of each worker, or all of them when a worker's end is to be noted.
 
         Returns:
-            False when the program's own code has failed in one, which its worker is told.
+            False when the program's own code has failed in one, which its worker learns.
         """
         return all(
             message is None or self._answer_one(connection, message)

@@ -42,7 +42,7 @@ def controller_parser() -> argparse.ArgumentParser:
 def worker_parser() -> argparse.ArgumentParser:
     """Returns a parser for a worker's ports and timeout.
 
-    What its controller was told is the default for a worker that a controller started.
+    Its controller's argument is the default for a worker that a controller started.
     """
     parser = argparse.ArgumentParser(description="A Platoon worker.")
     parser.add_argument(

@@ -40,7 +40,7 @@ class Collective:
             operation = OPERATIONS[op]
         except KeyError:
             raise PlatoonError(f"op is one of {', '.join(OPERATIONS)}; got {op!r}") from None
-        if sys.modules.get("torch") is not None:  # it is where somebody keeps it from being imported
+        if sys.modules.get("torch") is not None:  # it is None where the program keeps it from being imported
             import torch
 
             if isinstance(src, torch.Tensor):

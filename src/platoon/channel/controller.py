@@ -293,7 +293,7 @@ class Controller:
         try:
             self._requests = Answering(port, self._reporter, self._answer)
             self.control_port = self._requests.door.port
-            # A worker's death is no reason for the others to stop: in elastic training they need nobody.
+            # A worker's death is no reason for the others to stop: in elastic training they do not need it.
             across = self._hosts is not None and self._hosts.size > 1
             self._node = self._hosts.node() if across else Node(workers=None, on_lost="continue")  # type: ignore[union-attr]
         except BaseException:

@@ -187,7 +187,7 @@ class BatchServer:
         """Ends the channel.
 
         Args:
-            no_more: tell the workers that there are no more minibatches; otherwise it is an error for those that wait.
+            no_more: announce that there are no more minibatches; otherwise it is an error for those that wait.
         """
         self.closed = True  # a sender that waits sees it
         with self._lock:
@@ -221,7 +221,7 @@ class BatchClient:
         self._requests = requests
         self._link: NodeLink | None = None
         self._ended = False
-        if not trust.proof_needed():  # which whoever sends asks for when it sends
+        if not trust.proof_needed():  # which the sender asks for when it sends
             self._connect(time.monotonic())
 
     def _connect(self, until: float) -> NodeLink | None:

@@ -1,8 +1,8 @@
 """Several controllers, one on each host: how they find each other, and what their nodes begin with.
 
-The launcher tells each controller that it starts (``platoon-launcher -H``); those that MPI has started tell each other.
-From there on it is a job of `multiverso` on several hosts: the nodes keep the copies of the shared parameters near each
-other, and combine what the workers reduce.
+The launcher passes it to each controller that it starts (``platoon-launcher -H``); those that MPI has started exchange
+it. From there on it is a job of `multiverso` on several hosts: the nodes keep the copies of the shared parameters near
+each other, and combine what the workers reduce.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class Hosts:
         return roster, other_hosts
 
     def _meet(self, local_size: int) -> tuple[Roster, OtherHosts | None]:
-        """The controllers are MPI processes, which tell each other."""
+        """The controllers are MPI processes, which exchange it."""
         try:
             from mpi4py import MPI
         except (ImportError, RuntimeError) as error:

@@ -46,7 +46,7 @@ class Requests:
         self._link = link
 
     def connect(self, channel: str, port: int, until: float) -> NodeLink | None:
-        """Returns a connection to a controller's port, or None if nobody listens there (yet).
+        """Returns a connection to a controller's port, or None if nothing listens there (yet).
 
         Raises:
             PlatoonError: another user's program does, or one that did not answer in time.

@@ -7,7 +7,7 @@ Each message is one of `multiverso.wire.messages`. Control, worker to controller
 being JSON of ``{"req", "req_info"}``; back ``{"answer"}``, JSON too, or ``{"failed"}``, a text.
 
 Data, worker to controller ``{"do": "grant", "room"}``: it has room for so many more minibatches; with ``"received"`` it
-has got one, and with ``"kept"`` it goes on using its memory. Back ``{"arrays"}``, the shape, dtype and order of each,
+has got one, and with ``"kept"`` it continues using its memory. Back ``{"arrays"}``, the shape, dtype and order of each,
 and a descriptor of the memory where they lie; or ``{"end"}`` when there are no more.
 """
 
@@ -95,7 +95,7 @@ class Minibatch:
     file: FileIO
 
     def close(self) -> None:
-        """Frees the memory, once nobody else has it."""
+        """Frees the memory, once no other process has it."""
         self.file.close()
 
 
@@ -104,7 +104,7 @@ def pack_arrays(arrays: Sequence[object] | Array, spare: list[FileIO]) -> Miniba
 
     Args:
         arrays: what it has.
-        spare: memory that nobody uses; one of these is taken, if there is any.
+        spare: unused memory; one of these is taken, if there is any.
 
     Raises:
         PlatoonError: there is no array, or one holds Python objects or records; or there is no memory.
@@ -148,7 +148,7 @@ def unpack_arrays(header: object, descriptors: Sequence[int], copy: bool = True)
     Args:
         header: what came with it.
         descriptors: its memory; the caller closes it.
-        copy: fresh arrays; otherwise arrays on the memory itself, which nobody else sees changes of.
+        copy: fresh arrays; otherwise arrays on the memory itself; changes stay in this process.
 
     Raises:
         PlatoonError: header and memory do not fit each other, or a dtype is none of plain memory.

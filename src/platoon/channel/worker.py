@@ -148,7 +148,7 @@ class Worker(metaclass=_OnePerProcess):
     def recv_mb(self, copy: bool = True) -> list[Array]:
         """Waits for a minibatch and returns its arrays; an empty list means that there are no more.
 
-        Opens the channel first, as `init_mb_sock` does, if nobody has.
+        Opens the channel first, as `init_mb_sock` does, unless it is open.
 
         Args:
             copy: False saves a copy: the arrays lie in the memory that the controller has written.
@@ -173,7 +173,7 @@ class Worker(metaclass=_OnePerProcess):
             timeout: seconds to wait; 0 fails at once; None waits for half an hour.
 
         Raises:
-            WaitTimeoutError: somebody else kept it; says which process.
+            WaitTimeoutError: another process kept it; names it.
         """
         lock = self._job_lock()
         if lock.held_alone:
@@ -203,7 +203,7 @@ class Worker(metaclass=_OnePerProcess):
         lock = self._job_lock()
         try:
             if self._shared is not None:
-                self._shared.note_written()  # whoever had it may have changed them
+                self._shared.note_written()  # its last owner may have changed them
             lock.release()
         except LockStateError as error:
             raise PlatoonError(str(error)) from error
@@ -241,7 +241,7 @@ class Worker(metaclass=_OnePerProcess):
         """Exchanges this worker's parameters with the shared ones, as the rule says.
 
         Args:
-            synchronous: whether to wait while somebody has the job's lock. Parts of the shared memory are
+            synchronous: whether to wait while another worker has the job's lock. Parts of the shared memory are
                 locked while they change in either case, unless the rule is one of your own.
         """
         self._shared_parameters().synchronise(synchronous)

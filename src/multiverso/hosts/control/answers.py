@@ -21,7 +21,7 @@ from multiverso.layout import words as at
 
 Message = dict[str, Any]
 AnswerTo = tuple[int, int, Message]
-"""A worker's number, the number of its question, and what it is told."""
+"""A worker's number, the number of its question, and the answer."""
 
 _UNKNOWN = Line(-1)
 MOST_AT_ONCE = 8
@@ -115,7 +115,7 @@ class Desk:
         self._number = 0  # of the deal
         self._what: tuple[int, ...] = ()
         self._batches = self._next = 0
-        self._returned: list[int] = []  # to be dealt again, before those that nobody has had
+        self._returned: list[int] = []  # to be dealt again, before those that no worker has had
         self._hands: dict[int, _Hand] = {}
         self._asked: dict[int, _Asked] = {}
         self._workers: dict[int, Line] = {}
@@ -184,7 +184,7 @@ class Desk:
         return self._workers.get(worker, _UNKNOWN).is_live
 
     def _look(self) -> list[AnswerTo]:
-        """Answers the workers that can be answered; tells the others whom they wait for, when that has changed."""
+        """Answers the workers that can be answered; names to the others whom they wait for, when that has changed."""
         answers: list[AnswerTo] = []
         again = True
         while again:
@@ -203,9 +203,9 @@ class Desk:
         return answers
 
     def _answer(self, worker: int, question: Batches) -> Message | list[int]:
-        """Returns what a worker is told, or for whom it has to wait."""
+        """Returns a worker's answer, or for whom it has to wait."""
         deal, what, hand = question.deal, question.what, self._hand(worker)
-        if deal < self._number:  # it came late: the others have gone on
+        if deal < self._number:  # it came late: the others have continued
             hand.begun, hand.done, hand.given, hand.finished = deal, deal - 1, [], 0
             return {"over": True}
         if deal > self._number:

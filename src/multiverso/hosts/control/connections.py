@@ -32,7 +32,7 @@ _CONNECT_SECONDS = 60.0
 _JOIN_SECONDS = 10.0
 _LOOK_SECONDS = 0.1
 _SOON_SECONDS = 0.05  # until the next attempt to connect: all hosts wait for a decision
-_LOST_FLUSH_SECONDS = 0.5  # for what a lost host may still take: nobody watches the others meanwhile
+_LOST_FLUSH_SECONDS = 0.5  # for what a lost host may still take: the others are not watched meanwhile
 _AGAIN_SECONDS = 5.0  # of one attempt to connect again
 FLUSH_SECONDS = 2.0
 
@@ -82,7 +82,7 @@ class Talk:
 
     @property
     def is_done(self) -> bool:
-        """Whether the other side has heard all that was said to it, or has ended."""
+        """Whether the other side has received all messages, or has ended."""
         return self.conversation.ended is not None or self.conversation.all_received
 
     def end(self, why: str) -> None:
@@ -121,7 +121,7 @@ class Centre:
         self._closing = threading.Event()
         self._watching = threading.Thread(target=self._watch, name="multiverso-hosts-watch", daemon=True)
         self._watching.start()
-        me = _hello(roster, incarnation=0, generation=1)  # nobody asks for the coordinator's
+        me = _hello(roster, incarnation=0, generation=1)  # the coordinator's is not asked for
         self.listener = Listener(port, credentials_of(roster), me, self._let_in, "multiverso-hosts")
 
     def _new_talk(self, host: int) -> Talk:
@@ -144,14 +144,14 @@ class Centre:
     def close(self) -> None:
         """Ends all connections; the other nodes take it for the loss of the coordinator unless the job is over.
 
-        Then it waits a moment for those that have not heard so yet: a connection may be cut just now.
+        Then it waits a moment for those that do not know so yet: a connection may be cut just now.
         """
         end = Deadline.after(Timeouts.of(self._roster.grace).ended_seconds)
         while (
             self._coordinator.over and not end.passed and not all(self._talks[host].is_done for host in self._present())
         ):
             time.sleep(_LOOK_SECONDS / 10)
-        with self._lock:  # from here on nobody is let in, nor takes a lost one's place
+        with self._lock:  # from here on no node is let in, nor takes a lost one's place
             self._closing.set()
         self.listener.shut()
         for talk in self._talks.values():
@@ -177,7 +177,7 @@ class Centre:
         """Returns the conversation that a connection belongs to.
 
         Raises:
-            _TurnedAwayError: it belongs to none; whoever connected is told the message.
+            _TurnedAwayError: it belongs to none; the connecting node gets the message.
         """
         roster, host = self._roster, theirs.host
         if not (0 < host < roster.hosts == theirs.hosts and theirs.role == CONTROL):
@@ -276,7 +276,7 @@ class Outpost:
 
     @property
     def all_came(self) -> bool:
-        """Whether there is nobody to wait for: that is the coordinator's business."""
+        """Whether the job is over: the coordinator knows."""
         return True
 
     def report(self, message: Report) -> None:
@@ -342,13 +342,13 @@ def _hello(roster: Roster, incarnation: int, generation: int) -> Hello:
 def say_absent(roster: Roster, host: int, why: str) -> None:
     """Tells the coordinator that a host will not come, from elsewhere: it ended before its node could connect.
 
-    The coordinator would not know that there is nobody to wait for. Where the host's node has come this is turned away,
+    The coordinator would wait for it. Where the host's node has come this is turned away,
     and where the coordinator cannot be reached nothing is said.
 
     Args:
         roster: the job's hosts.
         host: which of them.
-        why: in words, for whoever reads of its loss.
+        why: in words, for the log and the errors.
     """
     try:
         channel, _ = _dial(roster.on(host), _new_incarnation(takes_a_place=False))

@@ -12,7 +12,7 @@ all have, everyone takes what the others pushed and lets its workers go (*take*)
 host, while all continue: each *brings* what it has not sent yet.
 
 A lost host's place is taken by another node, which says hello again. Once no table is half made it is *welcome*: it
-hears what there is, makes and takes it, and its workers begin; the others hear that it has *joined*.
+hears what there is, makes and takes it, and its workers begin; the others learn that it has *joined*.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ _KEPT = 64
 
 
 class Coordinator:
-    """Owner: whoever calls it, one call at a time.
+    """Owner: its caller, one call at a time.
 
     Args:
         roster: the job's hosts.
@@ -87,7 +87,7 @@ class Coordinator:
         self._turns: dict[int, dict[int, int]] = {}  # how far each host's rounds are, by table
         # by host and number: the hosts that still have to bring what that one gathers
         self._gatherings: dict[tuple[int, int], set[int]] = {}
-        # what workers tell each other: by number, then by worker; None of one that has gone on without a word
+        # what workers tell each other: by number, then by worker; None of one that has continued without a note
         self._notes: dict[int, dict[int, str | None]] = {}
         self._options: dict[str, Any] | None = None
         self._desk = Desk()
@@ -127,11 +127,11 @@ class Coordinator:
         return self._handlers[type(report)](host, report) + self._welcome()
 
     def lose(self, host: int, why: str) -> list[ToHost]:
-        """A host is lost: its workers are, and nobody waits for it any more.
+        """A host is lost: its workers are, and the others no longer wait for it.
 
         Args:
             host: its number.
-            why: in words, for whoever reads the error.
+            why: in words, for the error.
         """
         lost = self._hosts[host]
         came = self._coming.pop(host, None) is not None
@@ -260,7 +260,7 @@ class Coordinator:
     # -- barriers, and everything to one host ----------------------------------------------------------------
 
     def _look_at_barriers(self) -> list[ToHost]:
-        """Looks what nobody has to be waited for any more: a host is lost, or its workers have gone."""
+        """Drops waits for a host that is lost, or whose workers have gone."""
         return self._release() + self._gathered()
 
     def _settled(self, host: int, report: Settled) -> list[ToHost]:
@@ -315,7 +315,7 @@ class Coordinator:
     # -- what workers tell each other ------------------------------------------------------------------------
 
     def _tell(self, host: int, report: Tell) -> list[ToHost]:
-        """A worker tells all others something; they get it once every live worker has told."""
+        """A worker's note for all others; they get it once every live worker has sent its own."""
         if report.worker in self._roster.workers_of(host):
             self._notes.setdefault(report.number, {})[report.worker] = report.note
         return self._hand_round()
@@ -325,7 +325,7 @@ class Coordinator:
         ready = []
         for number, notes in self._notes.items():
             awaited = {line.worker_id: line for line in there if self._is_to_tell(line, number)}
-            # it was interrupted where it was to tell: it comes to the next barrier, and never back to this one
+            # it was interrupted where its note was due: it comes to the next barrier, and never back to this one
             past = {worker: None for worker, line in awaited.items() if line.barrier > number}
             if awaited.keys() <= notes.keys() | past.keys():
                 notes |= past | notes
@@ -333,7 +333,7 @@ class Coordinator:
         return [order for number in ready for order in self._hosts.to_all(Told(number, self._notes.pop(number)))]
 
     def _is_to_tell(self, line: Line, number: int) -> bool:
-        """Whether others wait for a worker's note, which it tells between the barrier of that number and the next.
+        """Whether others wait for a worker's note, due between the barrier of that number and the next.
 
         Not of one in a dead one's place that came when the barrier was over, or counts as past the next one.
         """

@@ -16,7 +16,7 @@ class KnownHost:
         workers: their lines, by number.
         settled: the last barrier that all of them have reached.
         gone: whether all of them have left, and what they added is at the homes.
-        lost: whether nobody waits for it any more.
+        lost: whether the others no longer wait for it.
     """
 
     address: Address | None = None

@@ -169,14 +169,14 @@ class Gather(_Message):
 
 
 class Brought(_Message):
-    """What a host had when it was told to bring is at the homes."""
+    """What a host had when it was asked to bring is at the homes."""
 
     host: int
     number: int
 
 
 class Tell(_Message):
-    """A worker tells all workers something, after a barrier."""
+    """A worker's note for all workers, after a barrier."""
 
     number: int
     worker: int
@@ -269,7 +269,7 @@ class Gathered(_Message):
 
 
 class Told(_Message):
-    """What all workers have told; None of one that has passed that barrier without it."""
+    """All workers' notes; None of one that has passed that barrier without it."""
 
     number: int
     notes: dict[int, str | None]
@@ -310,7 +310,7 @@ class Joined(_Message):
 class Welcome(_Message):
     """To that node: who is there, and what they have done together.
 
-    ``survivors``: who was left after each loss; ``epoch``: how often hosts were lost or came again; ``released``: the
+    ``survivors``: who was left after each loss; ``epoch``: how often hosts were lost or returned; ``released``: the
     last barrier that all have passed; ``overwritten``: by synchronous table, the last turns that carried a host's
     values, and whose; ``ordered``: tables made by order so far.
     """
@@ -343,7 +343,7 @@ HostOrder = (
 )  # fmt: skip
 Order = TableOrder | HostOrder | Told | Answer | Agreed | Refuse | Welcome
 ToHost = tuple[int, Order]
-"""A host's number, and what it is told."""
+"""A host's number, and the order for it."""
 
 _encoder = msgspec.json.Encoder()
 _reports: msgspec.json.Decoder[Report] = msgspec.json.Decoder(Report)

@@ -71,7 +71,7 @@ class TableSteps:
         coming: hosts that take a lost one's place; no table is begun before they are let in.
 
     Attributes:
-        clocks: by table and worker, as far as they have been told; ``progress``: the same of rounds.
+        clocks: by table and worker, as far as reported; ``progress``: the same of rounds.
         overwritten: of a synchronous table, the last turns at which a host's values became everybody's, and whose.
         ordered: tables made by order, those that are closed included.
     """
@@ -100,7 +100,7 @@ class TableSteps:
         return list(self._orders_to_make.values())
 
     def lose(self, host: int) -> list[ToHost]:
-        """Nobody waits for a host any more."""
+        """The others no longer wait for a host."""
         orders: list[ToHost] = []
         for key, creation in list(self._creations.items()):
             creation.asked.pop(host, None)
@@ -150,7 +150,7 @@ class TableSteps:
 
     def _proceed(self, key: Key, creation: _Creation) -> list[ToHost]:
         if self._creations.get(key) is not creation:
-            return []  # it was dropped when another one had gone on
+            return []  # it was dropped when another one had continued
         if creation.step is None:
             return self._decide(key, creation) if self._all_asked(key, creation) else []
         if creation.waits_for:
@@ -193,7 +193,7 @@ class TableSteps:
         return self._hosts.to_all(order)
 
     def _drop(self, order: Drop) -> list[ToHost]:
-        """A table cannot be made: whoever waits for it gets an error, and may ask again."""
+        """A table cannot be made: the workers that wait for it get an error, and may ask again."""
         del self._creations[order.key]
         if self._made.pop(order.key, None) is not None:
             del self._orders_to_make[order.key]
@@ -213,9 +213,9 @@ class TableSteps:
         return self._part_or_free(number)
 
     def note_used(self, host: int, report: Used) -> list[ToHost]:
-        """A worker asks again for a table of which its host had said that nobody there uses it."""
+        """A worker asks again for a table that its host had said to be unused."""
         if self._made.get(report.key) != report.number:
-            return []  # too late: it is told to part with it
+            return []  # too late: it has to part with it
         if report.number in self._unused:
             self._unused[report.number].hosts.discard(host)
         return [(host, report)]

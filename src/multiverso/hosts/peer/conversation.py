@@ -1,9 +1,9 @@
-"""Messages with a node that is watched: whether it is still there, and since when it has not been heard.
+"""Messages with a node that is watched: whether it is still there, and since when it has been silent.
 
-A `Stream` that sends a beat once a second where it has nothing else to send. An end that has heard nothing for
+A `Stream` that sends a beat once a second where it has nothing else to send. An end that has received nothing for
 `silence_seconds` gives the connection up and makes a new one. After `grace_seconds` without a frame the other node
 counts as lost; where the connection was ended, and not merely silent, after `ended_seconds`. A node that ends, or does
-not take the other one, says so with a last frame (`ending`): do not come again.
+not take the other one, says so with a last frame (`ending`): do not connect again.
 """
 
 from __future__ import annotations
@@ -153,7 +153,7 @@ class Conversation(Stream):
 
     @property
     def all_received(self) -> bool:
-        """Whether the other side has heard all that was said."""
+        """Whether the other side has received all messages."""
         return not self._kept
 
     def is_silent(self, now: float) -> bool:

@@ -59,7 +59,7 @@ class Header(NamedTuple):
         """The inverse of :meth:`pack`, of what begins at some byte.
 
         Raises:
-            ProtocolError: a body that nobody sends.
+            ProtocolError: no body is that long.
         """
         header = tuple.__new__(cls, _HEADER.unpack_from(data, at))
         if header.length > LONGEST_BODY:
@@ -199,7 +199,7 @@ class Carried:
         """The connection has ended."""
 
     def wait(self, now: float) -> float | None:
-        """Returns the seconds until `next` has something: 0 for at once, None when only an event can tell."""
+        """Returns the seconds until `next` has something: 0 for at once, None to wait for an event."""
         return None
 
     def pause(self, now: float) -> float:
@@ -219,7 +219,7 @@ class Carried:
         """A frame is sent, or will not be: its memory is free again."""
 
     def accept(self, header: Header) -> memoryview | None:
-        """Checks a header; returns memory for its body, or None for one that nobody wants any more.
+        """Checks a header; returns memory for its body, or None for one that is no longer wanted.
 
         Raises:
             ProtocolError: no node sends this.
@@ -289,7 +289,7 @@ class Several(Carried):
         return soonest
 
     def pause(self, now: float) -> float:
-        """Returns 0 where somebody waits for one of them."""
+        """Returns 0 where a worker waits for one of them."""
         return min(each.pause(now) for each in self._parts if not each.idle)
 
     def next(self, now: float, most_new: int = LONGEST_BODY) -> Outgoing | None:

@@ -2,7 +2,7 @@
 
 Each arrives exactly once and in order, through any number of cut connections. Messages are numbered from 1 and kept
 until the other side has said that it has them; on a new connection both say first how far they are, and continue from
-there. Nothing outlives a node: one that comes again is a new incarnation, and nothing that was said to the last one is
+there. Nothing outlives a node: one that returns is a new incarnation, and nothing that was said to the last one is
 for it.
 
 A message is a frame: ``number`` is its own (0: it only says how far this side is), and the number of the last message
@@ -24,7 +24,7 @@ from multiverso.hosts.transport.handshake import MESSAGES
 
 MESSAGE = 14  # the kind of frame
 LONGEST_MESSAGE = 8 << 20
-# so much has been received since the other side was told: it keeps what it does not know of
+# so much has been received since the last acknowledgement: the other side keeps what follows that
 _SAY_BYTES = 1 << 20
 _SAY_MESSAGES = 64
 _KEPT = 16  # buffers of a size; fresh memory for each large message costs more than what is done with it
@@ -95,7 +95,7 @@ class Stream(Carried):
         return 0.0 if self.has_something else None
 
     def pause(self, now: float) -> float:
-        """Somebody waits for every message."""
+        """Every message is urgent."""
         return 0.0
 
     def next(self, now: float, most_new: int = LONGEST_BODY) -> Outgoing | None:
@@ -150,7 +150,7 @@ class Messages:
         peers: the node's connections.
         deliver: gets another host's number and its message, in the thread of that host.
 
-    Owner: whoever made it calls `close`; the other methods may be called by any thread.
+    Owner: its maker calls `close`; the other methods may be called by any thread.
     """
 
     def __init__(self, peers: Peers, deliver: Deliver) -> None:
@@ -177,7 +177,7 @@ class Messages:
             peer.pump()
 
     def free(self, message: Body) -> None:
-        """Takes the memory of a message back, or of a part of it; nobody reads it any more."""
+        """Takes the memory of a message back, or of a part of it, which is no longer read."""
         if isinstance(message, memoryview):
             self._pool.give(owner(message))
 

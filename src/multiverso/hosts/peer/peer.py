@@ -1,6 +1,6 @@
-"""A connection to another node that is made anew whenever it is cut, and the threads that carry frames over it.
+"""A connection to another node that is made again whenever it is cut, and the threads that carry frames over it.
 
-One thread receives, and connects anew; one sends. What the frames mean is known to the protocols that are carried.
+One thread receives, and connects again; one sends. What the frames mean is known to the protocols that are carried.
 """
 
 from __future__ import annotations
@@ -120,7 +120,7 @@ class Peer:
             self.poke()
 
     def _pump_leaves_some(self) -> bool:
-        """Like :meth:`pump`; returns whether the sender is to be told."""
+        """Like :meth:`pump`; returns whether the sender is to be woken."""
         if self._sending.acquire(blocking=False):
             try:
                 left = self._pump(self._live)
@@ -266,7 +266,7 @@ class Peer:
                 raise OSError("this end is closing")
 
     def _interrupt_wait(self) -> None:
-        """Ends what the receiving thread waits for, once it is told to end."""
+        """Ends what the receiving thread waits for, once it is to end."""
         with self._wake:
             for channel in (self._channel, self._offered[0] if self._offered else None):
                 if channel is not None:
@@ -323,7 +323,7 @@ class Peer:
                     if reader is None:  # who waited here has received what no node sends, or the end
                         return
                     try:
-                        # a frame that has begun to come is waited for: nobody else can receive meanwhile
+                        # a frame that has begun to come is waited for: no other can be received meanwhile
                         count = self._take(reader, channel.recv_into if reader.inside else channel.recv_now)
                     except BlockingIOError:
                         break
@@ -393,7 +393,7 @@ class Peer:
         except (OSError, MultiversoError, MemoryError) as error:
             self._log_if_unsendable(error)
         finally:
-            channel.shutdown()  # whatever it was: the receiver continues to the next connection, and nobody waits here
+            channel.shutdown()  # whatever it was: the receiver continues to the next connection, and nothing waits here
 
     def _log_if_unsendable(self, error: Exception) -> None:
         if isinstance(error, (MultiversoError, MemoryError)):  # else the connection is over

@@ -25,7 +25,7 @@ Address = tuple[str, int]
 
 
 class Peers:
-    """Owner: whoever made it calls `shut` and `close`; the other methods may be called by any thread.
+    """Owner: its maker calls `shut` and `close`; the other methods may be called by any thread.
 
     Args:
         host: this host's number.

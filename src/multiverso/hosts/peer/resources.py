@@ -22,7 +22,7 @@ class Buffers:
     """Arrays of uint8 whose sizes are powers of two. Any thread may call it.
 
     Args:
-        kept: how many of a size are kept when nobody has them.
+        kept: how many of a size are kept while unused.
     """
 
     def __init__(self, kept: int) -> None:

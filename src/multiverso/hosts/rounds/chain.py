@@ -17,9 +17,9 @@ _EPOCHS = 256
 
 
 class ChainState:
-    """The state. Whoever reads or changes it has ``state_lock``, and ``memory_lock`` for tables' memory.
+    """The state. A thread that reads or changes it holds ``state_lock``, and ``memory_lock`` for tables' memory.
 
-    It changes when hosts are lost or come again, which begins a new *epoch*.
+    It changes when hosts are lost or return, which begins a new *epoch*.
 
     Args:
         host: this host's number.
@@ -30,7 +30,7 @@ class ChainState:
     Attributes:
         live: the hosts in their order; ``before``: the one before this, None for the head; ``next``: the one after it,
             None for the tail.
-        epoch: how often the hosts have formed a chain anew, modulo 256.
+        epoch: how often the hosts have formed a new chain, modulo 256.
         ahead: how many steps the head begins before the total of the first is there: as the way down the chain is long.
         tables: by number; ``closed``: those that were released, of which frames may still come.
         early: what others have asked for of tables that are not here yet.

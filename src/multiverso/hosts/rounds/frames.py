@@ -15,7 +15,7 @@ from multiverso.spec.table import DTYPES
 AT = 8  # both: how far this side is
 SUM = 9  # to the next host: the sum so far
 TOTAL = 10  # to the host before: the sum of all hosts
-WANT = 11  # to the host before: somebody waits for round `number`
+WANT = 11  # to the host before: a worker waits for round `number`
 ASK = 12  # to any host: this one lacks what a table holds after step `number`
 FILL = 13  # to the host that asked: a piece of it
 KINDS = frozenset((AT, SUM, TOTAL, WANT, ASK, FILL))
@@ -39,7 +39,7 @@ class RoundHeader(Header):
 
     @property
     def epoch(self) -> int:
-        """How often the hosts have formed a chain anew, modulo 256."""
+        """How often the hosts have formed a new chain, modulo 256."""
         return self.wire
 
     @property

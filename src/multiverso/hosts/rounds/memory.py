@@ -83,7 +83,7 @@ class RoundMemory:
     # -- for a host that lacks the values --------------------------------------------------------------------
 
     def complete(self, round_number: int) -> bool | None:
-        """Returns whether the values after a round are here; None while workers still make them, False if nobody will.
+        """Returns whether the values after a round are here; None while workers still make them, False if none will.
 
         With an updater the workers make them, each host's for itself.
         """

@@ -104,7 +104,7 @@ class Neighbour(Carried):
     # -- receiving -------------------------------------------------------------------------------------------
 
     def accept(self, header: Header) -> memoryview | None:
-        """Checks a header; returns memory for its body, or None for one that nobody wants any more.
+        """Checks a header; returns memory for its body, or None for one that is no longer wanted.
 
         Raises:
             ProtocolError: no node sends this.
@@ -173,7 +173,7 @@ class Neighbour(Carried):
         self._rounds.run(table)
 
     def _note_question(self, header: RoundHeader) -> None:
-        """Two hosts may come again at once, and one be through with that before the other has made the table."""
+        """Two hosts may return at once, and one be through with that before the other has made the table."""
         state, giving = self._state, Giving(header.number, header.epoch, bool(header.flags & CONFIRMS))
         with state.state_lock:
             table = state.tables.get(header.table)
@@ -200,7 +200,7 @@ class Neighbour(Carried):
                         state.say(state.next, table)
                         told.add(state.next)
                 if not table.placed:
-                    return  # it says so again when it has heard from here
+                    return  # it says so again once it knows about this host
                 table.theirs.add(peer)
                 if peer == state.next:
                     table.pushed = theirs.received
@@ -212,7 +212,7 @@ class Neighbour(Carried):
             state.wake(other)
 
     def _want(self, table: RoundTable, round_number: int) -> None:
-        """Somebody behind waits for a round."""
+        """A host behind waits for a round."""
         with self._state.state_lock:
             table.wanted = max(table.wanted, round_number)
             told = self._state.tell(table, round_number)

@@ -12,7 +12,7 @@ next round, and the chain continues (``Rounds.refill`` and ``release``)::
     its workers join round t + 1
 
 One that is *blank* is a mere relay until then: it begins where the host before it is, keeps no more than the window,
-and when hosts are lost or come it begins there anew. What was under way when it came may have gone through the hosts
+and when hosts are lost or come it begins there again. What was under way when it came may have gone through the hosts
 behind without it, and its totals are still to come back; so the tail is asked first whether anything has gone beyond,
 and if it has, this host lets that turn pass. Then the head is asked for the values. It is the last to get a total: when
 it answers, nobody lacks one of before any more, which this host could not send again.
@@ -57,7 +57,7 @@ def _ask_anew(refill: Refill | None) -> None:
 
 def regrouped(table: RoundTable, live: Iterable[int]) -> None:
     """Other hosts are there than before."""
-    refill = table.refill  # what others have asked for stays: one may come again of whom this host hears later
+    refill = table.refill  # what others have asked for stays: one may return of whom this host hears later
     if table.blank:
         table.placed = False
         table.totals.clear()

@@ -18,14 +18,14 @@ round's first step. A sum is kept until its total has come, totals for as long a
 window). After a cut connection both sides say how far they are (AT) and continue from there.
 
 When a host is lost the others form the chain without it: a new *epoch*. Sums under way are dropped and made again,
-from the slots that are still there, except where somebody has the total already: totals go from the tail to the head,
-so whoever has one is behind all that lack it in the chain, and sends it down. So all that are left get the same bits,
-and a lost host's contributions are in the same chunks everywhere. The head is the coordinator's host; its loss ends
-the job.
+from the slots that are still there, except where a host has the total already: totals go from the tail to the head, so
+    a host that has one is behind all that lack it in the chain, and sends it down. So all that are left get the same
+    bits, and a lost host's contributions are in the same chunks everywhere. The head is the coordinator's host; its
+    loss ends the job.
 
-Any thread may call. ``memory_lock`` is held by whoever touches tables' memory, ``state_lock`` for a moment by whoever
-reads or changes the state (``chain.py``, of a table ``state.py``); in this order, and peers are woken
-without the latter. What goes over each connection is in ``neighbour.py``.
+Any thread may call. ``memory_lock`` is held while tables' memory is touched, ``state_lock`` for a moment by a thread
+that reads or changes the state (``chain.py``, of a table ``state.py``); in this order, and peers are woken without the
+latter. What goes over each connection is in ``neighbour.py``.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from multiverso.hosts.rounds import refills
 from multiverso.hosts.rounds.chain import ChainState
 from multiverso.hosts.rounds.state import NO_BYTES, Refill, RoundTable, Staged, Sum, numbers_of
 
-_PATIENCE_SECONDS = 0.01  # before the host before is told that somebody waits: it begins by itself as a rule
+_PATIENCE_SECONDS = 0.01  # before the host before learns that a worker waits: it begins by itself as a rule
 
 
 class Rounds:
@@ -64,7 +64,7 @@ class Rounds:
             self.state.form(live, epoch)
 
     def regroup(self, live: Sequence[int]) -> None:
-        """Continues without lost hosts, or with one that has come again; every host there has to call it alike."""
+        """Continues without lost hosts, or with one that has returned; every host there has to call it alike."""
         with self.state.memory_lock, self.state.state_lock:
             self.state.form(live, self.state.epoch + 1)
             for table in self.state.tables.values():
@@ -173,7 +173,7 @@ class Rounds:
         self.run(table)
 
     def release(self, number: int) -> None:
-        """Whoever waited for the values takes part from here on."""
+        """A worker that waited for the values takes part from here on."""
         with self.state.memory_lock, self.state.state_lock:
             table = self.state.tables.get(number)
             if table is not None:
@@ -208,7 +208,7 @@ class Rounds:
         return soonest
 
     def _wish(self, table: RoundTable, now: float) -> tuple[float | None, int | None]:
-        """Whether somebody waits for a round that the head has not begun, as it may have no worker any more.
+        """Whether a worker waits for a round that the head has not begun: it may have no worker left.
 
         Returns:
             the seconds after which that should be said, or None; the host that it was said to, or None.
@@ -275,7 +275,7 @@ class Rounds:
         return True
 
     def take(self, table: RoundTable, step: int, total: Sum) -> None:
-        """A step's total is here. Whoever calls has the memory lock."""
+        """A step's total is here. The caller has the memory lock."""
         turn, chunk = table.turn_and_chunk(step)
         if table.blank:
             refills.gone_through(table, turn)

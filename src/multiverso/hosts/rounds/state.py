@@ -51,7 +51,7 @@ class Staged(Protocol):
     # what a host that lacks the values gets from another one, in pieces
 
     def complete(self, round_number: int) -> bool | None:
-        """Returns whether the values after a round are here; None while workers make them, False if nobody will."""
+        """Returns whether the values after a round are here; None while workers make them, False if none will."""
 
     def pieces(self) -> list[int]:
         """Returns the bytes of each piece."""
@@ -68,7 +68,7 @@ class Staged(Protocol):
 
 @dataclass(eq=False, slots=True)
 class Sum:
-    """Of a chunk: how many have contributed, and the bytes; none where nobody has.
+    """Of a chunk: how many have contributed, and the bytes; none where there is no contribution.
 
     Attributes:
         overwrites: the chunk is of a turn that overwrites the values with one host's.
@@ -92,7 +92,7 @@ class Refill:
     """The values of a table are asked of another host, between two turns: none begins here meanwhile.
 
     Attributes:
-        then: called once they are here, or nobody has them.
+        then: called once they are here, or no host has them.
         source: the host that is asked; None: none yet.
         asked: those that had nothing, and that one.
         epoch: of the chain when it was asked.
@@ -143,9 +143,9 @@ class RoundTable:
         incoming: sums that wait for this host's workers, by step.
         sums, totals: what was passed on and may be asked for again, by step.
         theirs: neighbours that have said how far they are.
-        known: the last step whose total every host has: nobody asks for it any more.
-        wanted: the last round that somebody behind waits for; ``told``: and that the host before was told of.
-        waits_since: since when somebody waits for the round that is due; None: nobody does.
+        known: the last step whose total every host has: none asks for it again.
+        wanted: the last round that a host behind waits for; ``told``: and that was passed on to the host before.
+        waits_since: since when a worker waits for the round that is due; None: none does.
         blank: the values are not here: sums and totals pass, and nothing is done with them (``refills.py``).
         placed: it is known how far the chain is: of a blank one, once the host before has said so.
         refill: the values are asked for; ``gives``: others ask for them here.
@@ -198,7 +198,7 @@ class RoundTable:
         return turn - self.passed - before
 
     def is_wanted(self, round_number: int) -> bool:
-        """Returns whether somebody here or behind waits for a round of which the host before was not told yet."""
+        """Returns whether a worker here or behind waits for a round, and the host before does not know yet."""
         return self.told < round_number and (self.wanted >= round_number or self.staged.wanted(round_number))
 
     def members_if_ready(self, turn: int, overwrites: bool, heads: bool) -> int | None:
@@ -207,7 +207,7 @@ class RoundTable:
         Args:
             turn: its number.
             overwrites: the host before says that it is one that overwrites.
-            heads: whether this host is the first of the chain, which begins what somebody waits for.
+            heads: whether this host is the first of the chain, which begins the rounds that workers wait for.
         """
         if turn > max(self.decided, 0) and self.refill is not None:
             return None

@@ -1,4 +1,4 @@
-"""Where a host is reached by the others, where nobody has said so: the addresses of its network devices."""
+"""Where a host is reached by the others, unless given: the addresses of its network devices."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def listen_at(address: str, port: int, backlog: int | None = None) -> socket.soc
         backlog: how many connections may wait; the system's default.
 
     Raises:
-        OSError: somebody has it, or this host does not have the address.
+        OSError: it is taken, or this host does not have the address.
     """
     if address == ANY and socket.has_dualstack_ipv6():
         return socket.create_server(("", port), family=socket.AF_INET6, backlog=backlog, dualstack_ipv6=True)

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from multiverso.deadline import Deadline
 from multiverso.errors import StartupError
 
-FAR = float("inf")  # where nobody knows
+FAR = float("inf")  # unknown
 _EACH_SECONDS = 0.0005  # another megabyte for each of these: a way of 3 ms has as much as any
 
 
@@ -93,7 +93,7 @@ class Channel:
         return int.from_bytes(told[_MIN_RTT_AT:], sys.byteorder) * 1e-6
 
     def shutdown(self) -> None:
-        """Ends it for both sides: whoever waits in here continues. Any thread may call it, more than once."""
+        """Ends it for both sides, and wakes threads that wait in here. Any thread may call it, more than once."""
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
 

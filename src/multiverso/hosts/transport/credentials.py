@@ -1,7 +1,9 @@
-"""What the nodes of a job know and nobody else: a secret, and a certificate with its key. Made once, by the launcher.
+"""The job's credentials, known to its nodes alone: a secret, and a certificate with its key.
+
+The launcher makes them once.
 
 It travels by the launcher's own channel (an environment variable, ssh's standard input), never over the nodes'
-connections. The certificate names nobody: each side shows it and takes no other, so it is the job's, whatever a
+connections. The certificate carries no name: each side shows it and takes no other, so it is the job's, whatever a
 host is called.
 """
 
@@ -88,7 +90,7 @@ def new_credentials(encrypted: bool = True) -> Credentials:
 def derived_credentials(known: str, job: str, encrypted: bool = True) -> Credentials:
     """Makes a job's credentials on each of its hosts by itself: where nothing carries them from one to the others.
 
-    The same arguments give the same bytes anywhere; from what the network sees of one job nobody learns another's.
+    The same arguments give the same bytes anywhere; what the network sees of one job says nothing of another's.
 
     Args:
         known: what only this user knows, on all hosts.

@@ -2,8 +2,8 @@
 
 A stranger can connect, say nothing or nonsense, and connect again. It costs a thread for ten seconds at most, there are
 never more than sixteen of these, and the log gets a line about it in ten seconds at most. Where all sixteen are taken,
-whoever comes next takes the place of the one that came first: a host that belongs to the job needs milliseconds to show
-it, so that strangers who just hold connections open keep nobody out.
+the next one takes the place of the oldest: a host that belongs to the job needs milliseconds to show
+it, so that strangers who just hold connections open keep no host out.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class Listener:
             connection, which may serve it to its end.
         name: of its threads.
 
-    Owner: whoever made it calls ``shut`` and ``join``; its threads do the rest.
+    Owner: its maker calls ``shut`` and ``join``; its threads do the rest.
     """
 
     def __init__(
@@ -146,7 +146,7 @@ class Listener:
     def shut(self) -> None:
         """Takes no more connections. Those that are showing what they are have a second left. May be called again."""
         self._closing.set()
-        _end(self._port)  # whoever waits in accept gets an OSError
+        _end(self._port)  # a thread that waits in accept gets an OSError
         self._port.close()
         with self._changed:
             self._changed.wait_for(lambda: not self.strangers, _LEAVE_SECONDS)

@@ -1,6 +1,6 @@
 """From values to frames and back: which kernel does what to a chunk, and how it is coded on the way.
 
-The chunk is the caller's alone meanwhile; nothing here is in anybody's books.
+The chunk is the caller's alone meanwhile; nothing here is shared state.
 """
 
 from __future__ import annotations

@@ -210,7 +210,7 @@ class Changes:
         self._lock = threading.Lock()
 
     def look(self) -> None:
-        """Asks the table now, and does not wait for whoever looks at all tables now and then."""
+        """Asks the table now, without waiting for the next look at all tables."""
         if self._read is not None:
             self.version = self._read()
 

@@ -19,7 +19,7 @@ KINDS = frozenset((OPEN, CLOSE, PUSH, ANSWER, VALUE, NEWS))
 # flags
 FRESH = 1  # of PUSH: the first between the two since the table was opened
 FIRST = 2  # of PUSH: the first of a pass over the table
-URGENT = 4  # of PUSH: somebody waits for it
+URGENT = 4  # of PUSH: a worker waits for it
 RULED = 16  # of PUSH: the rule between hosts decides what becomes of it; without, it is added
 REST = 32  # of PUSH: what an earlier one has left, to rounding or to the wire format
 WHOLE = 8  # of ANSWER and VALUE: S is the home's value itself now, to the last bit
@@ -36,7 +36,7 @@ class Opened:
         elements: of the table.
         dtype: its number in ``spec.DTYPES``.
         chunk: elements of a chunk.
-        epoch: how often homes were given out anew.
+        epoch: how often homes were reassigned.
     """
 
     elements: int

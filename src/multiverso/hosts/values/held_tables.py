@@ -30,7 +30,7 @@ class HeldTables:
 
     Attributes:
         survivors: the hosts that were left after each loss so far.
-        rest: how whoever looks at the tables sleeps; the one thing that is used without the fabric's lock.
+        rest: how the thread that looks at the tables sleeps; the one thing that is used without the fabric's lock.
     """
 
     def __init__(self, host: int, hosts: int) -> None:
@@ -137,8 +137,8 @@ _NAP_SECONDS = 0.005
 class Rest:
     """A sleep that ends when a worker changes a table. One thread sleeps, any may wake it.
 
-    The word on which it sleeps is 1 from when that is announced until somebody ends it. Who sleeps looks at the tables
-    after it was announced: so a worker either finds the word, or was seen.
+    The word on which it sleeps is 1 from when that is announced until another thread ends it. The sleeper looks at the
+    tables after it was announced: so a worker either finds the word, or was seen.
     """
 
     def __init__(self) -> None:

@@ -18,7 +18,7 @@ the last push of each chunk. A pass over a table begins when this host's workers
 when the last one still found differences; a table at rest sends nothing.
 
 Two threads may call a link at once, one that sends (``next``) and one that receives (``accept``, ``arrived``; what
-these do is in ``receiving.py``): a chunk's memory belongs to whoever has its frame in hand, and the lock guards the
+these do is in ``receiving.py``): a chunk's memory belongs to the thread that handles its frame, and the lock guards the
 state alone.
 """
 
@@ -81,7 +81,7 @@ class Link(Carried):
         Args:
             number: of the table in the job.
             held: what this host has of it.
-            epoch: how often homes have been given out anew.
+            epoch: how often homes were reassigned.
         """
         copy, homes = held.copy, held.homes
         opened = Opened(copy.elements, DTYPES.index(copy.dtype.name), copy.chunks[0].size, epoch)
@@ -114,7 +114,7 @@ class Link(Carried):
     def hand_over(self, number: int) -> dict[int, Array]:
         """Returns what was agreed with a peer that is lost, for each chunk that lived there; its threads have ended.
 
-        What was under way is taken back: nobody will ever say whether it arrived.
+        What was under way is taken back: it is unknown whether it arrived.
         """
         with self._state.lock:
             table = self._state.tables[number]
@@ -124,7 +124,7 @@ class Link(Carried):
             return {chunk: part.agreed for chunk, part in table.away.items()}
 
     def regroup(self, number: int, epoch: int, away: dict[int, Array], here: Iterable[int]) -> None:
-        """Homes were given out anew: the peer's and this side's frames of the table count once both know it.
+        """Homes were reassigned: the peer's and this side's frames of the table count once both know it.
 
         Args:
             number: of the table.
@@ -152,7 +152,7 @@ class Link(Carried):
         """A connection has begun, with a peer of this incarnation; nothing came over it yet.
 
         Raises:
-            ProtocolError: the peer has begun anew, and what lived there is lost: homes have to be given out anew.
+            ProtocolError: the peer has begun again, and what lived there is lost: homes have to be reassigned.
         """
         with self._state.lock:
             if self._incarnation not in (None, incarnation):
@@ -231,7 +231,7 @@ class Link(Carried):
     # -- sending ---------------------------------------------------------------------------------------------
 
     def wait(self, now: float) -> float | None:
-        """Returns the seconds until ``next`` has something: 0 for at once, None when only an event can tell."""
+        """Returns the seconds until ``next`` has something: 0 for at once, None to wait for an event."""
         state = self._state
         with state.lock:
             if not state.connected:
@@ -239,7 +239,7 @@ class Link(Carried):
             return state.queues.wait(now)
 
     def pause(self, now: float) -> float:
-        """Returns the seconds that the peer's next frame should wait: 0 where somebody waits for it."""
+        """Returns the seconds that the peer's next frame should wait: 0 where a worker waits for it."""
         state = self._state
         with state.lock:
             waited_for = state.queues.someone_waits or state.serving_urgent

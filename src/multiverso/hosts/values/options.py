@@ -1,4 +1,4 @@
-"""How a job's tables travel between its hosts: what `init` is told about it, checked."""
+"""How a job's tables travel between its hosts: the arguments of `init` about that, checked."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ class RuleBetween:
 
 
 VARIABLES = {"wire": "MULTIVERSO_WIRE", "every": "MULTIVERSO_EVERY", "between": "MULTIVERSO_BETWEEN"}
-"""Where a launcher leaves what `init` is not told."""
+"""Where a launcher leaves defaults for `init`."""
 
 _LONGEST_TEXT = 100
 _COUNT = re.compile("[1-9][0-9]{0,17}")

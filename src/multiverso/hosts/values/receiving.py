@@ -30,7 +30,7 @@ class Receiving:
         self._some_settled = False
 
     def accept(self, header: Header) -> memoryview | None:
-        """Checks a header; returns memory for its body, or None for one that nobody wants any more.
+        """Checks a header; returns memory for its body, or None for one that is no longer wanted.
 
         Raises:
             ProtocolError: no node sends this.
@@ -74,7 +74,7 @@ class Receiving:
         return self._state.queues.has_something
 
     def wake(self) -> None:
-        """Wakes those whose settle is over: late, since whoever wakes has to wait for this thread's interpreter."""
+        """Wakes threads whose settle is over: late, since they then wait for this thread's interpreter."""
         if self._some_settled:
             self._some_settled = False
             self._settled()
@@ -167,7 +167,7 @@ class Receiving:
                 state.queues.ask(table, part)
         if state.queues.passed(table, part, again=some):
             table.held.changes.look()
-            state.begin_what_is_due(table, now)  # the next pass does not wait until somebody looks
+            state.begin_what_is_due(table, now)  # the next pass does not wait for the next look
 
 
 MOST_ANSWERS = 64  # of a peer whose window we do not know; a peer that sends more is not one of our nodes

@@ -160,7 +160,7 @@ class Queues:
 
     Args:
         window: chunks that are under way at a time, at most.
-        pace: the node's budget, for what nobody waits for.
+        pace: the node's budget, for what no worker waits for.
     """
 
     def __init__(self, window: int, pace: Pace) -> None:
@@ -176,11 +176,11 @@ class Queues:
 
     @property
     def someone_waits(self) -> bool:
-        """Whether somebody here waits for a settle."""
+        """Whether a thread here waits for a settle."""
         return bool(self._urgent)
 
     def ask(self, table: LinkTable, part: Away) -> None:
-        """Somebody waits for a chunk; one that is under way is asked for when it comes back."""
+        """A thread waits for a chunk; one that is under way is asked for when it comes back."""
         if not part.urgent and not part.busy:
             part.urgent = True
             self._urgent.append((table, part))
@@ -230,7 +230,7 @@ class Queues:
         return bool(self.answers or self._todo or self._urgent or self.words or self._again)
 
     def wait(self, now: float) -> float | None:
-        """Returns the seconds until there is something to send: 0 for at once, None when only an event can tell."""
+        """Returns the seconds until there is something to send: 0 for at once, None to wait for an event."""
         if self.words or self.answers or self._again:
             return 0.0
         if self._is_full:
@@ -299,7 +299,7 @@ class Queues:
 
 @dataclass(eq=False)
 class LinkState:
-    """The state of a link. Whoever reads or writes it has the lock.
+    """The state of a link. A thread that reads or writes it holds the lock.
 
     Attributes:
         peer: the other host's number.
@@ -309,7 +309,7 @@ class LinkState:
         closed: tables that were released, of which frames may still come.
         tickets: settles that are not over.
         answering: pushes of the peer whose answers are not sent yet.
-        serving_urgent: somebody at the peer waits for what it pushes.
+        serving_urgent: a worker at the peer waits for what it pushes.
     """
 
     peer: int

@@ -9,7 +9,7 @@ are the values of a table as every worker has them, and each stripe is read and 
     fresh   T += a, S = T                the first push between the two; the answer is T      begin
 
 Where a wire format leaves something out, the steps are ``differ`` (under the locks), the format's coding
-(``hosts/values/codecs.py``), and ``advance`` (S is nobody else's).
+(``hosts/values/codecs.py``), and ``advance`` (S belongs to this thread alone).
 
 The values of a convex table, means and variances, must stay between what the hosts have (``toward`` in the place of
 ``move``): where two hosts both bring a variance from 1 to 0.1, the sum of the differences would make it -0.8.
@@ -20,7 +20,7 @@ number (NaN or an infinity came or goes, or two huge numbers lie apart) replaces
 it; nothing else would ever bring the two together again.
 
 A caller's record says how far a kernel is: elements done, and what it has found. After TIMED_OUT the
-same call goes on from there. The node is no worker: these locks are waited for in no worker's name.
+same call continues from there. The node is no worker: these locks are waited for in no worker's name.
 """
 # mypy: disable-error-code="no-untyped-def,no-untyped-call,no-any-return"
 
@@ -54,7 +54,7 @@ def hold_block(control, base, block):
 
 @inner
 def release_block(base, block, touched):
-    """Lets go of a stripe that ``hold_block`` has taken; unchanged, it keeps its version: nobody reads it again."""
+    """Releases a stripe that ``hold_block`` has taken; unchanged, it keeps its version."""
     if touched:
         unlock_stripe(base, header_of(base).table_workers, block)
     else:

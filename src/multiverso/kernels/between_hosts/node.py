@@ -1,6 +1,6 @@
 """Synchronous rounds on several hosts, the node's side: what its host's workers have staged goes into a passing sum.
 
-How such a round goes is told in ``rounds.py``, which is the workers' side.
+``rounds.py``, the workers' side, describes such a round.
 """
 # mypy: disable-error-code="no-untyped-def,no-untyped-call,no-any-return"
 
@@ -25,7 +25,7 @@ def members_of(control: Address, base: Address, local: Int, number: Int) -> Int:
         line = line_of(base, worker)
         if not (local >> worker) & 1 or load32(line + at.ENROLLED) != 1:
             continue
-        here = is_live(control, worker)  # before its slot: whoever leaves has said before that it is ready
+        here = is_live(control, worker)  # before its slot: a worker that leaves has said before that it is ready
         if load64(line + at.FIRST_STEP) > step:
             continue
         if load64(line + at.STAGED) >= step:
@@ -37,7 +37,7 @@ def members_of(control: Address, base: Address, local: Int, number: Int) -> Int:
 
 @kernel
 def waits_for(control: Address, base: Address, local: Int, number: Int) -> Int:
-    """Returns 1 when a live worker of this host is ready for a round, so that somebody wants it."""
+    """Returns 1 when a live worker of this host is ready for a round, so that it is wanted."""
     step = step_of(base, number, header_of(base).chunk_count - 1)
     for worker in range(header_of(base).table_workers):
         line = line_of(base, worker)
@@ -49,7 +49,7 @@ def waits_for(control: Address, base: Address, local: Int, number: Int) -> Int:
 
 @kernel
 def sleep(control: Address, event: Int, nanoseconds: Int) -> None:
-    """Sleeps until the event word is no longer ``event``, as workers do, but is seen by nobody."""
+    """Sleeps until the event word is no longer ``event``, as workers do, but is not shown as a wait."""
     add32(control + at.WAITERS, 1)
     futex_wait(control + at.EVENT, event, nanoseconds)
     add32(control + at.WAITERS, -1)

@@ -8,7 +8,7 @@ element is ``((t + d0) + d1) + ...`` over the workers of all hosts in host order
 
     worker                               its host's node
     slot ready: STAGED, wake    ------>  all who live are ready: TAKING_PART, DECIDED
-                                         for each chunk: the sum so far comes, slots are added, it goes on
+                                         for each chunk: the sum so far comes, slots are added, it is sent on
     copies the chunk            <------  the whole sum comes: into the other buffer, ARRIVED, wake
 
 With an updater the sum does not hold the old values. It comes into TOTALS, and the workers of each host run the
@@ -66,7 +66,7 @@ def _publish(control, base, me, source, number):
 
 @inner
 def _join_round(control, base, me, progress):
-    """Is it known who takes part in the round? One that came too late goes on to the next."""
+    """Is it known who takes part in the round? One that came too late joins the next."""
     while load64(base + at.DECIDED) >= progress[ROUND]:
         number = progress[ROUND]
         members = load64(base + at.TAKING_PART + 8 * (number & 1))

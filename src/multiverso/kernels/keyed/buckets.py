@@ -4,7 +4,7 @@ A key lies in its home bucket or one of the next; the home knows how far one has
 then its value, then how far, then its tag, which alone makes it count: a reader that finds a key has found it, whoever
 holds the segment.
 
-Whoever changes a segment holds its word; which segments there are, and who holds them, is `keyed.index`'s.
+A segment is changed under its word; `keyed.index` knows which segments there are, and who holds them.
 """
 
 # mypy: disable-error-code="no-untyped-def,no-untyped-call,no-any-return"

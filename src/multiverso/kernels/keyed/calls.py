@@ -1,7 +1,7 @@
 """What a worker calls on a keyed table: find and admit keys, read rows and add to them.
 
 Each call is one of ``find`` or ``admit``, which pins the rows that it finds, and then one of ``read`` or ``add``, which
-unpins them when it is done. Whoever does not come so far calls ``release``.
+unpins them when it is done. A call that does not get that far calls ``release``.
 """
 
 # mypy: disable-error-code="no-untyped-call,no-any-return"

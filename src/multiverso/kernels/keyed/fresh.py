@@ -1,11 +1,10 @@
 """Fresh rows of a keyed table, and how long a row that was found stays as it is.
 
-A new key's row is claimed in the worker's undo slot first, with a few more for the next keys, so that nobody else gets
-it and none is lost with a worker: the next process with its number continues with them. A row that was found may be in
-use until the call that found it ends, so each call *pins* the epoch in which it begins; what was removed before every
-pinned epoch is in no call's undo slots (epoch-based reclamation: Fraser, Practical lock-freedom, 2004). A call of a
-worker that died counts no longer; one of a worker that was stopped keeps rows from being used again, and nobody from
-anything else.
+A new key's row is claimed in the worker's undo slot first, with a few more for the next keys, so that no other worker
+gets it and none is lost with a worker: the next process with its number continues with them. A row that was found may be
+in use until the call that found it ends, so each call *pins* the epoch in which it begins; no call can be using what was
+removed before every pinned epoch (epoch-based reclamation: Fraser, Practical lock-freedom, 2004). A call of a worker
+that died counts no longer; one of a worker that was stopped only keeps rows from being used again.
 """
 
 # mypy: disable-error-code="no-untyped-def,no-untyped-call,no-any-return"
@@ -47,10 +46,10 @@ _LATER = 16  # rows: how long before they are written fresh ones are sent for
 
 @inner
 def pin(base, line):
-    """A call begins: rows that it finds stay as they are until it ends. A call that goes on keeps its epoch."""
+    """A call begins: rows that it finds stay as they are until it ends. A call that continues keeps its epoch."""
     if load_acquire64(line + at.PIN) == 0:
         store_release64(line + at.PIN, load_acquire64(base + at.EPOCH) + 1)
-        fence_all()  # whoever does not see it yet has removed what this call cannot find any more
+        fence_all()  # a remover that does not see it yet has removed what this call can no longer find
 
 
 @inner
@@ -79,7 +78,7 @@ def safe_epoch(control, base):
 
 @inner
 def begin_row(base, row, key):
-    """Writes a row that nobody can see yet: the key's initial values, and the updater's."""
+    """Writes a row that is not visible yet: the key's initial values, and the updater's."""
     columns, itemsize = load_acquire64(base + at.COLUMNS), load_acquire64(base + at.ITEMSIZE)
     dtype = load_acquire64(base + at.DTYPE)
     place = base + load_acquire64(base + at.ROWS) + row * load_acquire64(base + at.ROW_BYTES)
@@ -99,7 +98,7 @@ def stamp(base, row):
     generation = load_acquire64(base + at.GENERATION)
     place = base + load_acquire64(base + at.STAMPS) + 4 * row
     if load32(place) != generation:
-        store_int32(place, generation)  # no locked instruction: whoever looks at it has met that word since
+        store_int32(place, generation)  # no locked instruction: a reader of it has met that word since
 
 
 @inner
@@ -123,7 +122,7 @@ def give_claimed(base, owner):
 
 @inner
 def settle_next(base, last):
-    """Whoever got the last rows may have died before it could note that: then it is noted for it."""
+    """The worker that got the last rows may have died before it could note that: then this does."""
     if last & 0xFFFF:
         place = hand_of(base, last & 0xFFFF) + at.CLAIM
         claim = load_acquire64(place)
@@ -176,5 +175,5 @@ def settle_claim(base, owner):
     if claim & 3 == CLAIMING:
         last = load_acquire64(base + at.NEXT_ROW)
         mine = (last & 0xFFFF) - 1 == undo_slot_in(owner) and last >> 16 == _end_of(claim)
-        # somebody else may find it out at the same time
+        # another worker may find it out at the same time
         compare_swap64(place, claim, claim - CLAIMING + CLAIMED if mine else UNCLAIMED)

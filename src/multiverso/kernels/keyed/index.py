@@ -1,16 +1,16 @@
-"""Keys to rows: extendible hashing without a directory, in shared memory, through which nobody waits to read.
+"""Keys to rows: extendible hashing without a directory, in shared memory, with readers that never wait.
 
 A segment's number is its hash pattern: with depth d, the keys whose hash has the lowest d bits of the number. So
-nothing is allocated, doubled or followed, and which segments there are is told by their words alone. A full segment
+nothing is allocated, doubled or followed, and their words alone say which segments there are. A full segment
 s of depth d is *split*: segment ``s | 1 << d`` is cleared, gets copies of the keys that belong there, and its word is
 published; then the copies' originals are removed from s, whose depth grows. Every state that a crash can leave is told
-from the two words, so there is nothing to undo: whoever takes the word over finishes the split.
+from the two words, so there is nothing to undo: the worker that takes the word over finishes the split.
 
 Within a segment a reader that finds a key has found it, whoever holds the segment (`keyed.buckets`). Only a caller
 that finds *nothing* has to know that nothing was on the move.
 
 A key's entry comes to be *dead* by one store of its tag. It keeps its place and its row, which the next key that comes
-there gets, once nobody can be about to use them: see `keyed.rows`.
+there gets, once no call can be about to use them: see `keyed.rows`.
 """
 
 # mypy: disable-error-code="no-untyped-def,no-untyped-call,no-any-return"
@@ -139,7 +139,7 @@ def _finish(base, segment, word):
 
 @inner
 def split(base, segment, word, line):
-    """A full segment, which is mine, becomes two, and is let go; False: there is no room, and it is still mine."""
+    """A full segment, which is mine, becomes two, and is released; False: there is no room, and it is still mine."""
     depth = depth_of(word)
     if depth >= load_acquire64(base + at.MOST_DEPTH):
         return False
@@ -198,7 +198,7 @@ def take_over_segment(base, owner, segment, value):
     """The owner of a segment's word is dead: the word becomes mine, and what it had begun is finished."""
     mine = (value & ~OWNER) | owner
     store_release64(hand_of(base, owner) + at.SEGMENT, segment + 1)
-    # before the word is mine: if I die then, nobody knows any more whose it was
+    # before the word is mine: if I die then, its owner is unknown
     _settle_claim(base, value, segment)
     if compare_swap64(word_at(base, segment), value, mine) == value:
         count_up(keyed_line(base, owner), at.TAKEN_OVER, 1)

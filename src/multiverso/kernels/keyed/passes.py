@@ -17,7 +17,7 @@ KEY, WAITING, GONE = 1, 2, 3  # kinds of entries
 
 @kernel
 def counts(control: Address, base: Address, me: Int, totals: Words, pattern: Int) -> Int:
-    """Adds up keys with a row, candidates and dead entries: ``(pattern << 16) | code``, where to go on."""
+    """Adds up keys with a row, candidates and dead entries: ``(pattern << 16) | code``, where to continue."""
     owner = owner_of(base, me)
     while pattern >= 0:
         segment, word, code = free_segment(control, base, owner, pattern)
@@ -39,7 +39,7 @@ def entries(control: Address, base: Address, me: Int, found: Words, keys: Words,
     Each key once, while others add and remove.
 
     Args:
-        found: the hash pattern to go on at, -1 after the last; and how many entries there are.
+        found: the hash pattern to continue at, -1 after the last; and how many entries there are.
         keys, values, kinds: of each: KEY, WAITING (a candidate) or GONE (a dead entry).
     """
     owner = owner_of(base, me)
@@ -73,15 +73,15 @@ def entries(control: Address, base: Address, me: Int, found: Words, keys: Words,
 def pass_through(control: Address, base: Address, me: Int, progress: Int) -> Int:
     """Meets each word while nobody holds it: ``(done << 16) | code``.
 
-    Whoever takes a word afterwards sees what this worker stored before; whoever took it before is done. So a snapshot
-    that counts the generation up and comes through here sees all that is stamped with an earlier one.
+    A worker that takes a word afterwards sees what this one stored before; one that took it before is done. So a
+    snapshot that counts the generation up and comes through here sees all that is stamped with an earlier one.
 
     Args:
         progress: number of a row word, or -1 - the hash pattern of a segment.
     """
     owner = owner_of(base, me)
     word = load_acquire64(base + at.NEXT_ROW)
-    while compare_swap64(base + at.NEXT_ROW, word, word) != word:  # whoever gets a row afterwards has met it, too
+    while compare_swap64(base + at.NEXT_ROW, word, word) != word:  # a worker that gets a row afterwards has met it, too
         word = load_acquire64(base + at.NEXT_ROW)
     blocks = (word >> 16 >> load_acquire64(base + at.SHIFT)) + 1
     first = base + load_acquire64(base + at.ROW_WORDS)

@@ -55,14 +55,14 @@ WHOLE = 1 << 48  # of the hash patterns, as `evict` counts what it has seen
 
 @inner
 def _bury(base, place, entry, line, what):
-    """A key goes: its entry keeps its row until nobody can be using it; under the word of its segment.
+    """A key goes: its entry keeps its row until no call can be using it; under the word of its segment.
 
     Args:
         line: of this worker, which counts there what has become of keys with a row.
         what: what has.
     """
     value = load_acquire64(entry + 8)
-    if value & CANDIDATE == 0 and load_acquire64(base + at.GENERATION) > 1:  # somebody keeps increments
+    if value & CANDIDATE == 0 and load_acquire64(base + at.GENERATION) > 1:  # a snapshot keeps increments
         number = add64(base + at.REMOVED, 1)
         ring = base + load_acquire64(base + at.REMOVALS)
         store_release64(ring + 8 * (number & (load_acquire64(base + at.RING) - 1)), load_acquire64(entry))
@@ -70,7 +70,7 @@ def _bury(base, place, entry, line, what):
     shift = 8 * ((entry - bucket - 16) // 16)
     header = load_acquire64(bucket)
     store_release64(bucket, (header & ~(255 << shift)) | (DEAD << shift))
-    fence_all()  # the epoch in which nobody can find it any more, or a later one
+    fence_all()  # the epoch in which it can no longer be found, or a later one
     epoch = load_acquire64(base + at.EPOCH) & EPOCHS
     store_release64(entry + 8, (value & NO_ROW) | (epoch << 32))
     if value & CANDIDATE:

@@ -6,7 +6,7 @@ its row gets one step, in place, with the sum of all logs in worker order. Besid
 was changed in: it is changed, and kept by an undo slot, together with the row. So whoever does a part again, in the
 place of one that has died, leaves out the rows that are done.
 
-Nobody changes a row between two reads of a worker that takes part, since no round ends without it.
+No row changes between two reads of a worker that takes part, since no round ends without it.
 """
 
 # mypy: disable-error-code="no-untyped-def,no-untyped-call,no-any-return"

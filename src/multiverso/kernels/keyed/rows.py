@@ -47,7 +47,7 @@ _EXACT = 16  # frequencies below this are counted one by one, then each four dou
 
 @inner
 def _reusable(place, home, safe):
-    """A dead entry near a home that nobody can be using: ``(how many buckets from there << 3) | slot``, or -1."""
+    """A dead entry near a home that no call can be using: ``(how many buckets from there << 3) | slot``, or -1."""
     for n in range(PROBES + 1):
         bucket = place + ((home + n) & (BUCKETS - 1)) * BUCKET_BYTES
         header = load_acquire64(bucket)

@@ -1,6 +1,6 @@
 """Synchronous rounds, as they are called: adds are staged in the worker's slot, a read or an exchange ends a round.
 
-How a round is agreed on and gone through is told in ``steps.py``.
+``steps.py`` describes how a round is agreed on and gone through.
 """
 # mypy: disable-error-code="no-untyped-def,no-untyped-call,no-any-return"
 
@@ -116,7 +116,7 @@ def exchange(
     """A round of ``local - last``, whose result is in both arrays afterwards; DONE, or why it stopped.
 
     Where something was added before, the difference joins that in the slot; otherwise it goes through in chunks, or,
-    where nobody else is in the round and no updater, at once.
+    at once where no other worker is in the round and there is no updater.
     """
     staged, number = progress[STAGED], progress[ROUND]
     if staged == 0 and update == 0 and progress[OPEN] == 0 and begin_alone(control, base, me, number):
@@ -155,7 +155,7 @@ def leave(control: Address, base: Address, me: Int, progress: Words) -> None:
         decision = base + at.DECISIONS + 8 * (first & 1)
         seen = load64(decision)
         if step_in(seen) < first:
-            # Nobody waits for a latecomer whom the round in flight does not know of: a decision that was collected
+            # A latecomer that the round in flight does not know of is not waited for: a decision that was collected
             # before this slot was ready must fail, and is made again.
             touched = (seen & ~0xFF00) | ((seen + 0x100) & 0xFF00)
             if compare_swap64(decision, seen, touched) == seen:

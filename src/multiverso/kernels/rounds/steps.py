@@ -79,7 +79,7 @@ def _collect(control, base, step, among):
         if takes_part(control, base, worker, step) and (not staged or load64(line + at.FOLDED) < step - 1):
             state = NOT_READY
         if staged and load64(line + at.FIRST_STEP) <= step:
-            # whoever died or left after its slot was ready is a member like the others
+            # a worker that died or left after its slot was ready is a member like the others
             members |= np.int64(1) << worker
     return state, members
 
@@ -130,7 +130,7 @@ def members_in(base, decision, step):
 
 @inner
 def publish_folded(control, base, worker, step, members):
-    """Says that a worker's part of a step is folded; whoever makes it the last one wakes the others."""
+    """Says that a worker's part of a step is folded; the last one wakes the others."""
     store64(line_of(base, worker) + at.FOLDED, step)
     for other in range(header_of(base).table_workers):
         if (members >> other) & 1 and load64(line_of(base, other) + at.FOLDED) < step:
@@ -240,7 +240,7 @@ def gather(control, base, update, me, number, chunk, members, wait, like, fold_p
             return DONE
         if gone and lowest == me:
             for worker in range(header_of(base).table_workers):
-                # gone first, then not folded: the other way round it may fold, go on and leave between the two, and
+                # gone first, then not folded: the other way round it may fold, continue and leave between the two, and
                 # its slot would be read when it holds the next round's
                 gone = (members >> worker) & 1 and not is_live(control, worker)
                 if gone and load64(line_of(base, worker) + at.FOLDED) < step:

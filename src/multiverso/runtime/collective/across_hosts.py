@@ -58,7 +58,7 @@ class AcrossHosts:
         self.is_new = not load64(self._line + DONE)
 
     def reduce(self, flat: Array, result: Array, operation: str, what: str, deadline: Deadline) -> None:
-        """Reduces an array; what an exception has interrupted goes on where it stopped when it is called again.
+        """Reduces an array; what an exception has interrupted continues where it stopped when it is called again.
 
         Args:
             flat: this worker's.
@@ -113,7 +113,7 @@ class AcrossHosts:
         control = session.control
         patience: Patience | None = None
         said: int | None = None
-        # Whoever went while this worker trained may have given its part before.
+        # A worker that went while this one trained may have given its part before.
         self._gone_since = time.monotonic()
         with ExitStack() as wait:
             while True:
@@ -143,7 +143,7 @@ class AcrossHosts:
                 wait_for_change(control.address + at.EVENT, seen, left)
 
     def _gone_for(self, missing: int) -> float | None:
-        """Returns how many seconds whoever has gone, of those that are missing, may yet be heard of."""
+        """Returns how many seconds a message of a worker that is missing and has gone may still take."""
         workers = [worker for worker in self._session.control.workers() if missing >> worker.worker_id & 1]
         now = time.monotonic()
         grace: list[float] = []

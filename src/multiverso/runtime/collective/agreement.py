@@ -20,7 +20,7 @@ _MEMORY = "multiverso-told"
 
 
 def tell_all(session: Session, note: str) -> dict[int, str]:
-    """Tells all workers something short and returns what each has told, by its number: collective.
+    """Sends a short note to all workers and returns each worker's, by its number: collective.
 
     Args:
         session: this worker's session.
@@ -29,7 +29,7 @@ def tell_all(session: Session, note: str) -> dict[int, str]:
     Raises:
         WorkerLostError, NodeLostError, DeadlockError, WaitTimeoutError: not everyone came; see ``barrier``.
         MultiversoError: the others have done so before this worker took a dead one's place, or another one was
-            interrupted in it and has gone on. Nothing was changed.
+            interrupted in it and has continued. Nothing was changed.
     """
     said = _tell(session, note)
     silent = [worker for worker, text in said.items() if text is None]
@@ -56,15 +56,15 @@ def _tell(session: Session, note: str) -> dict[int, str | None]:
     pages = memory.array.reshape(-1, _NOTES, _NOTE_BYTES)
     mine = pages[session.worker_id]
     number = session.barriers + 1
-    if _header(mine[number % _NOTES])[0] == number:  # told by a call that was interrupted: others may read it now
+    if _header(mine[number % _NOTES])[0] == number:  # written by a call that was interrupted: others may read it now
         _pass(session, number)
         number += 1
     text = note.encode()[: _NOTE_BYTES - _HEADER_BYTES]
-    page = mine[number % _NOTES]  # what it held was read before anybody came to the barrier before this one
+    page = mine[number % _NOTES]  # what it held was read before any worker came to the barrier before this one
     page[_HEADER_BYTES : _HEADER_BYTES + len(text)] = np.frombuffer(text, np.uint8)
     header = _header(page)
     header[1] = len(text)
-    header[0] = number  # last: a worker that is killed before has told nothing
+    header[0] = number  # last: a worker that is killed before has written nothing
     _pass(session, number)
     # by the notes, not by which workers are live: the first to read may have left before the last one does
     told = pages[:, number % _NOTES]
@@ -94,7 +94,7 @@ class Together:
     """A task in steps: each is done by all workers, and one that fails anywhere ends the task everywhere.
 
     All have to make the same steps. Who takes part is settled by the first; one that is lost later ends it. So does one
-    that was interrupted and begins again: it then waits for the others, who are told so, to begin again with it.
+    that was interrupted and begins again: it then waits for the others, who learn so, to begin again with it.
 
     Args:
         session: this worker's session.
@@ -129,7 +129,7 @@ class Together:
 
     @property
     def _place(self) -> str:
-        """Where this worker is in it, as the others are told."""
+        """Where this worker is in it, as the others see it."""
         return f"{self._what} {self._steps}"
 
     def step(self, action: Callable[[], str | None] | None = None) -> dict[int, str]:
@@ -157,7 +157,7 @@ class Together:
         return {worker: text[1:] for worker, text in said.items()}
 
     def _tell(self, note: str) -> dict[int, str]:
-        """Tells all a note of this step, and returns what they have told of it.
+        """Sends all a note of this step, and returns theirs.
 
         Raises:
             Exception: ``failure``: one of them is not in this step.
@@ -173,7 +173,7 @@ class Together:
                 return {worker: text for worker, (_, _, text) in said.items()}
             if self._steps or any(where.endswith(" 0") for where in elsewhere.values()):
                 raise self._failure(self._why_not(elsewhere))
-            # this worker has been interrupted before, and begins again: the others are told so now, or begin, too
+            # this worker has been interrupted before, and begins again: the others learn so now, or begin, too
 
     def _why_not(self, elsewhere: dict[int, str]) -> str:
         other = sorted(worker for worker, where in elsewhere.items() if where.split()[0] not in (self._what, "?"))

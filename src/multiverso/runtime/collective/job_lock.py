@@ -1,6 +1,6 @@
 """One lock for all workers of a host, shared or alone, in shared memory; it survives the SIGKILL of its holder.
 
-Each worker has a robust mutex of its own. To share the lock is to lock one's own, which nobody else wants, so
+Each worker has its own robust mutex. To share the lock is to lock one's own, without contention, so
 it costs next to nothing; to have it alone is to lock all of them. A turnstile before them keeps workers that
 share from overtaking one that waits for it alone. The operating system unlocks the mutexes of the dead.
 

@@ -48,7 +48,7 @@ def _kernels(dtype: np.dtype[Any]) -> tuple[Callable[..., int], Callable[..., in
     return reduce.reduce_small.compiled(dtype.name), reduce.reduce_chunks.compiled(dtype.name)
 
 
-@functools.cache  # a dtype's name is put together anew each time it is asked for
+@functools.cache  # a dtype's name is put together each time it is asked for
 def working_dtype(dtype: np.dtype[Any], operation: str = "sum") -> np.dtype[Any]:
     """Returns the dtype in which an array is reduced: 16-bit floats in float32, small integers in int64.
 
@@ -138,13 +138,13 @@ class Reducer:
             if size != session.workers_num:
                 refuse_across_hosts(session.hosts, "all_reduce by some of the workers", "reduce with all of them")
             self._across = AcrossHosts(session)
-            # another host's memory tells nothing of before
+            # another host's memory says nothing of before
             if session.incarnation or not self._across.is_new:
                 self._broken = f"worker {self.rank} was lost, and this process has taken its place"
             return
         self._lines = self._open("lines", _LINES_BYTES + 2 * size * SMALL_BYTES)
         self._lines_at = self._lines.address
-        # What a dead one had written and not published nobody has read, so that its place is as good as new.
+        # What a dead one had written and not published was never read: its place is as good as new.
         if load64(self._lines_at + at.REDUCTION_STRIDE * self.rank + at.PHASE):
             self._broken = f"worker {self.rank} of this group was lost, and this process has taken its place"
 
@@ -169,7 +169,7 @@ class Reducer:
             InterruptedRoundError: another call raised before it was done, and has to be finished first.
 
         A call that raised (a deadline, Ctrl-C) has not returned: call it again with the same array and operation, and
-        it goes on where it stopped, or returns what it had reduced.
+        it continues where it stopped, or returns what it had reduced.
         """
         self._session.check_may_wait()
         deadline = None if timeout_seconds is None else self._session.start_deadline(timeout_seconds)
@@ -274,7 +274,7 @@ class Reducer:
         self._progress[_STEP] = 0
 
     def _finish(self, code: int, go: Callable[[], int], what: str, deadline: Deadline | None) -> None:
-        """Goes on with a call that had to wait for long, or has failed."""
+        """Continues with a call that had to wait for long, or has failed."""
         if code != kernels.MISMATCH:
 
             def again() -> int:

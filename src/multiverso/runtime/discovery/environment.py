@@ -1,4 +1,4 @@
-"""Which job does this process belong to? Read from the environment, without asking anybody.
+"""Which job does this process belong to? Read from the environment alone.
 
 Our own launcher says it outright. Open MPI, MPICH, torchrun and Slurm each leave other traces, from which a
 key is made that is equal in all workers of one job and different in every other job, restart and user.
@@ -56,7 +56,7 @@ class JobInfo:
         store: where those hosts can leave each other word.
         roster: which they are, where the environment says that; without an address and credentials.
         ports: where the first one is to listen for the others; empty for any port that they all know or learn.
-        attempt: what tells this start of them from others, on all hosts alike.
+        attempt: what distinguishes this start of them from others, on all hosts alike.
     """
 
     worker_id: int
@@ -86,7 +86,7 @@ def discover(
     """Finds this worker's place in its job.
 
     The innermost launcher wins: ours, then torchrun (often itself started by srun or mpirun, one a host),
-    then MPI, then Slurm. Nothing is opened and nobody is contacted.
+    then MPI, then Slurm. Nothing is opened or contacted.
 
     Args:
         environ: the environment to read; this process's by default.

@@ -56,7 +56,7 @@ def open_port(port: int, number: int = 0) -> socket.socket:
         number: of this `init` in this process. The job before may not have ended yet, and that is waited for.
 
     Raises:
-        StartupError: somebody has it.
+        StartupError: it is taken.
     """
     deadline = Deadline.after(_BEFORE_SECONDS if number else 0.0)
     while True:

@@ -1,8 +1,8 @@
 """The hosts of a torchrun job meet at the store that torchrun's agents keep for their workers.
 
 The first worker of the first host makes the credentials and opens the coordinator's port; every host's first worker
-says what its host is called and how many workers it has. Whoever can read the store can join the job, as it can join
-the job's process groups.
+says what its host is called and how many workers it has. A process that can read the store can join the job, as it can
+join the job's process groups.
 """
 
 from __future__ import annotations

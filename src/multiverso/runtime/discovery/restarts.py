@@ -1,4 +1,4 @@
-"""Whether this job was started again, and whether it is to go on from what it has saved: by the environment."""
+"""Whether this job was started again, and whether it is to continue from what it has saved: by the environment."""
 
 from __future__ import annotations
 
@@ -19,5 +19,5 @@ def restarts() -> int:
 
 
 def may_resume() -> bool:
-    """Returns whether this start is to go on from a run that is saved."""
+    """Returns whether this start is to continue from a run that is saved."""
     return restarts() > 0 or os.environ.get(RESUME_VARIABLE, "") not in ("", "0")

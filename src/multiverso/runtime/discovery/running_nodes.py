@@ -1,4 +1,4 @@
-"""The nodes that run here, found without being told: their sockets' names are in /proc."""
+"""The nodes that run here, found by their sockets' names in /proc."""
 
 from __future__ import annotations
 

@@ -54,7 +54,7 @@ class Control:
         store32(node + at.LIVENESS, at.ALIVE)
 
     def continue_without_lost(self, do: bool) -> None:
-        """Sets whether waits go on without lost workers (the node, before the first worker is let go)."""
+        """Sets whether waits continue without lost workers (the node, before the first worker may begin)."""
         store32(self.address + at.CONTINUE_WITHOUT_LOST, int(do))
 
     def before_here(self, worker_id: int) -> list[int]:
@@ -63,7 +63,7 @@ class Control:
 
     @property
     def continues(self) -> bool:
-        """Whether waits go on without lost workers."""
+        """Whether waits continue without lost workers."""
         return load32(self.address + at.CONTINUE_WITHOUT_LOST) == 1
 
     def span_hosts(self) -> None:
@@ -104,7 +104,7 @@ class Control:
     def admit_again(self, worker_id: int, pid: int) -> None:
         """Gives a block back to a worker that has withdrawn (the node).
 
-        It has done nothing, and has been live all the while for whoever waits for it.
+        It has done nothing, and has been live all the while for its waiters.
         """
         store32(self.block(worker_id) + at.PID, pid)
 
@@ -118,14 +118,14 @@ class Control:
         return [worker_id for worker_id in tuple(self.lost_in_order) if worker_id in lost]
 
     def settle(self, worker_id: int, liveness: int) -> None:
-        """Marks a worker as lost or gone, and wakes whoever waits (the node)."""
+        """Marks a worker as lost or gone, and wakes all waiters (the node)."""
         if liveness == at.LOST:
             self.lost_in_order.setdefault(worker_id)  # before it is seen, and others end because of it
         store32(self.block(worker_id) + at.LIVENESS, liveness)
         self.notify()
 
     def settle_without_node(self, worker_id: int) -> None:
-        """Marks a worker as lost if it does not hold its life mutex (any worker, once the node is gone)."""
+        """Marks a worker as lost if it does not hold its life lock (any worker, once the node is gone)."""
         if not 0 <= worker_id < self.capacity or self.liveness(worker_id) != at.ALIVE:
             return
         life = self.block(worker_id) + at.LIFE

@@ -51,7 +51,7 @@ class Logged:
 def read(memory: np.ndarray[Any, np.dtype[np.uint8]], worker_id: int) -> dict[str, Any] | None:
     """Returns a worker's `step` and `values`, or None where it has said nothing, or nothing that can be read.
 
-    It may have been killed while it did, or have written nonsense: whoever asks for a status must not suffer from that.
+    It may have been killed while it did, or have written nonsense: a status request must not fail for that.
     """
     line = memory[LINE.size * worker_id :][: LINE.size].view(LINE.dtype)[0]
     for _ in range(_TRIES):

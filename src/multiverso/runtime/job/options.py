@@ -52,7 +52,7 @@ def check_table(mode: ConsistencyMode, spec: TableSpec) -> None:
 
 
 def begun_twice() -> StartupError:
-    """Returns the error for a worker of a job on several hosts that has left it, or died, and comes again."""
+    """Returns the error for a worker of a job on several hosts that has left it, or died, and returns."""
     return StartupError(
         "a job on several hosts cannot begin a second time: call init once and shutdown once in it, and start another "
         "job for what follows, or run it on one host"

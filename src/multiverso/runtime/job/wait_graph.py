@@ -1,7 +1,7 @@
 """Who waits for whom: read from shared memory, then pure functions over it.
 
 From the same facts come the error after a deadline, the warning after ten seconds, the answer to SIGUSR1 and
-`multiverso top`, and the discovery that nobody can go on.
+`multiverso top`, and the discovery that nobody can continue.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class WaitGraph:
     here: str = ""
 
     def missing(self, wait: Wait) -> list[int]:
-        """Returns the live workers that a wait is for; empty when it can go ahead or cannot be told."""
+        """Returns the live workers that a wait is for; empty when it can continue or that is unknown."""
         live = [worker for worker in self.workers.values() if worker.is_live]
         if wait.kind == at.FOR_BARRIER:
             return [worker.worker_id for worker in live if worker.barrier < wait.target]
@@ -85,14 +85,14 @@ class WaitGraph:
         }.get(wait.kind, "nothing")
 
     def deadlocked(self) -> bool:
-        """Returns whether every live worker waits for one that waits too, so that nobody can go on.
+        """Returns whether every live worker waits for one that waits too, so that nobody can continue.
 
-        Only workers can make each other go on. A wait whose condition holds (its worker only has to wake up)
+        Only workers can make each other continue. A wait whose condition holds (its worker only has to wake up)
         and a worker that is used by several threads both mean: no. So does a wait for a word: its holder waits for
         nobody meanwhile, and one that is free by now does not show.
 
         What is known of different workers may be of different moments: each worker's words have to be as new as the
-        wait that is shown of it. Then the first of them to go on would have needed another one to do so before.
+        wait that is shown of it. Then the first of them to continue would have needed another one to do so before.
         """
         live = [worker for worker in self.workers.values() if worker.is_live]
         return len(live) > 0 and all(
@@ -106,7 +106,7 @@ class WaitGraph:
     def waits_for_newcomers(self) -> tuple[tuple[int, int], ...] | None:
         """Returns the waits of all but those in dead ones' places that have been in no round yet, if those are needed.
 
-        Each as a worker and its wait's number. None: somebody else can go on, or all wait for each other: what is
+        Each as a worker and its wait's number. None: another one can continue, or all wait for each other: what is
         known of different workers may be of different moments. A round whose members are decided (stage 1) needs no
         newcomer, whatever its table says of it.
         """
@@ -202,7 +202,7 @@ def _resolved(
     wait = worker.wait
     if wait is not None and wait.kind == at.FOR_WORD:
         holder = workers.get(wait.stage)
-        if holder is None:  # the node, or nobody any more
+        if holder is None:  # the node, or it is free by now
             return worker
         return replace(worker, wait=replace(wait, holder=holder.pid, holder_host=holder.host))
     memory = mapped.get(wait.table) if wait is not None else None

@@ -15,7 +15,7 @@ class Wait:
         kind, table, stage, target: see ``layout/words.py``.
         sequence: another one for each wait.
         since_ns: when it began, on CLOCK_MONOTONIC.
-        holder: of a lock or a word: the process that holds it now; 0 for nobody.
+        holder: of a lock or a word: the process that holds it now; 0 for none.
         holder_host: the name of its host, in a job on several.
         phases: of a reduction: how far workers 0, 1, ... are.
     """

@@ -44,7 +44,7 @@ class Piece:
             memory, what waits may point to.
         shard: a table in them.
         holders: the workers that have it mapped.
-        closing: whether a worker has closed it: it is freed when nobody has it any more.
+        closing: whether a worker has closed it: it is freed when no worker has it.
     """
 
     number: int
@@ -98,17 +98,17 @@ class Catalogue:
         return self.piece(self._number_of.get(key))
 
     def memory(self, name: str) -> npt.NDArray[np.uint8] | None:
-        """Returns the head of plain memory, or None where nobody has asked for it."""
+        """Returns the head of plain memory, or None where none was asked for."""
         piece = self.find(("memory", name))
         return None if piece is None else piece.head.array(0, piece.head.size, np.uint8)
 
     def whole_memory(self, name: str) -> Segment | None:
-        """Returns all of plain memory, for the node's own use of it, or None where nobody has asked for it."""
+        """Returns all of plain memory, for the node's own use of it, or None where none was asked for."""
         piece = self.find(("memory", name))
         return None if piece is None else self._whole(piece)
 
     def is_over(self, key: Key) -> bool:
-        """Whether all that had a piece have closed it, and nobody can have another by that name or place."""
+        """Whether all that had a piece have closed it, and no other can have that name or place."""
         return key in self._over or (key[0] == "order" and int(key[1]) <= self.ordered)
 
     def piece(self, number: int | None) -> Piece | None:
@@ -225,7 +225,7 @@ class Catalogue:
             self.release(piece)
 
     def lend(self, piece: Piece, reader: Connection) -> None:
-        """Notes that a process outside the job has a piece mapped, for reading: it is told before the piece goes."""
+        """Notes that a process outside the job reads a piece: it is notified before the piece goes."""
         known = [other for other in self._readers.get(piece.number, ()) if other.socket.fileno() >= 0]
         self._readers[piece.number] = [*known, reader]
 

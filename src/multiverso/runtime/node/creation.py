@@ -2,7 +2,7 @@
 
 A creation goes through three states. *Gathering*: by order, until every live worker has asked; by name the first
 is enough. *Writing*: the memory is there, and the workers whose initial value counts write it, one after another,
-so that a sum has one order. *Ready*: everybody is told, and the creation is over.
+so that a sum has one order. *Ready*: everybody is answered, and the creation is over.
 
 A worker whose call is interrupted is as one that has not asked. By order the others then wait for it to ask
 again, as they would have before; by name the next one's value counts. What had been written is cleared.
@@ -51,7 +51,7 @@ class Creation:
             between hosts); None: workers of this host still ask.
         turns: the workers that still have to write; None before the first has been let in.
         turn_of: the worker that writes now.
-        written: whether anybody has written, so that the next first one has to clear the memory.
+        written: whether a worker has written, so that the next first one has to clear the memory.
     """
 
     key: Key
@@ -111,8 +111,8 @@ class Creations:
                 )
             creation = self._creations[key] = Creation(key)
         elif worker_id in creation.waiting:
-            self._void(creation, worker_id)  # its first call was interrupted, and nobody told us
-            creation = self._creations.setdefault(key, Creation(key))  # anew where it came to nothing
+            self._void(creation, worker_id)  # its first call was interrupted, and did not say so
+            creation = self._creations.setdefault(key, Creation(key))  # again where it came to nothing
         if creation.piece is not None and not creation.by_order:
             check_equal(creation.piece, spec)
         creation.waiting[worker_id] = Asked(connection, request, spec, mode)
@@ -134,7 +134,7 @@ class Creations:
     def _proceed(self, creation: Creation) -> None:
         """Does what can be done now."""
         if creation.turn_of is not None:
-            return  # nobody may write beside it, nor clear what it writes
+            return  # no other may write meanwhile, nor clear what it writes
         if creation.step is None:
             if not creation.waiting:
                 self._forget(creation)
@@ -151,7 +151,7 @@ class Creations:
     def _make(
         self, creation: Creation, spec: Spec, mode: str, number: int | None = None, workers: Sequence[int] = ()
     ) -> None:
-        """Makes the memory, and tells who has asked where it is.
+        """Makes the memory, and answers those that have asked.
 
         Args:
             creation: of what.
@@ -167,7 +167,7 @@ class Creations:
             self._done(creation, told)
             return
         if piece.shard is not None and piece.shard.consistency.reads_wait:
-            for worker in workers:  # nobody may go ahead without one that another host tells of later
+            for worker in workers:  # no round or clock may advance without one that another host reports later
                 if worker not in self._local:
                     piece.shard.enrol(worker)
         for worker_id, asked in list(creation.waiting.items()):
@@ -255,9 +255,9 @@ class Creations:
     def _hand_over(self, connection: Connection, request: MemoryRequest, piece: Piece, late: bool = False) -> None:
         """Tells a worker where a piece is.
 
-        The worker takes part from here on, before anyone is let go: a round or a clock must not go ahead without
+        The worker takes part from here on, before anyone continues: a round or a clock must not go ahead without
         one that has created the table with the others, but is slow to read this. A late one enrols itself once
-        it has mapped the memory, which can take long: nobody has to wait for that.
+        it has mapped the memory, which can take long: the others need not wait for that.
         """
         worker_id = connection.attached_id
         enrol = self._catalogue.hold(piece, worker_id)
@@ -277,7 +277,7 @@ class Creations:
 
         Args:
             connection: the worker's.
-            why: it has no room for the table: nobody can have a table by order then.
+            why: it has no room for the table: then no worker gets a table by order.
         """
         worker_id = connection.attached_id
         self._writes_no_more(worker_id)
@@ -294,7 +294,7 @@ class Creations:
             self._catalogue.withdraw(piece, worker_id)
 
     def _void(self, creation: Creation, worker_id: int) -> None:
-        """Goes on as if a worker had not asked."""
+        """Continues as if a worker had not asked."""
         del creation.waiting[worker_id]
         if creation.piece is not None:
             contributed = worker_id in creation.creators or creation.by_order
@@ -308,7 +308,7 @@ class Creations:
         self._proceed(creation)
 
     def dropped(self, worker_id: int) -> None:
-        """A worker has left or is lost: creations that waited for it go on or fail."""
+        """A worker has left or is lost: creations that waited for it continue or fail."""
         lost = self._lost()
         self._writes_no_more(worker_id)
         for creation in list(self._creations.values()):
@@ -329,7 +329,7 @@ class Creations:
         self._forget(creation)
 
     def _forget(self, creation: Creation) -> None:
-        """Ends a creation that came to nothing; its memory is free once nobody writes in it."""
+        """Ends a creation that came to nothing; its memory is free once no worker writes in it."""
         self._creations.pop(creation.key, None)
         piece, creation.piece, creation.turns = creation.piece, None, None
         if piece is None:
@@ -351,7 +351,7 @@ class Creations:
 
 
 def lost_error(lost: list[int], when: str) -> WorkerLostError:
-    """Returns the error for whoever waited for a lost worker."""
+    """Returns the error for those that waited for a lost worker."""
     return WorkerLostError(f"{names(lost)} died, or exited without shutdown(), {when}", lost)
 
 

@@ -25,10 +25,10 @@ class Deaths:
     """Watches the workers of this host.
 
     Args:
-        mailbox: gets ``"left"`` or ``"lost"`` when a worker's life mutex is released.
+        mailbox: gets ``"left"`` or ``"lost"`` when a worker's life lock is released.
         closing: whether the node is about to end; called by any thread.
 
-    Owner: whoever made the node opens it, and joins its threads; all else is the node's thread's.
+    Owner: the node's maker opens it, and joins its threads; all else is the node's thread's.
     """
 
     def __init__(self, mailbox: Mailbox, closing: Callable[[], bool]) -> None:
@@ -60,10 +60,10 @@ class Deaths:
         for watcher in self._watchers:
             watcher.join()
 
-    # -- by their life mutex ---------------------------------------------------------------------------------
+    # -- by their life lock ---------------------------------------------------------------------------------
 
     def watch_life(self, control: Control, worker_id: int, life: int) -> None:
-        """Begins to sleep on a worker's life mutex, which it holds from here on.
+        """Begins to sleep on a worker's life lock, which it holds from here on.
 
         Args:
             control: the control segment of its run.
@@ -77,7 +77,7 @@ class Deaths:
         self._watchers = [t for t in self._watchers if t.is_alive()] + [watcher]
 
     def withdraw(self, life: int) -> None:
-        """A worker gives its life mutex back and is not lost: what happens to the mutex means nothing."""
+        """A worker gives its life lock back and is not lost: what happens to the mutex means nothing."""
         self._withdrawn.add(life)
 
     def _await_end(self, control: Control, worker_id: int, life: int) -> None:
@@ -115,7 +115,7 @@ class Deaths:
         return found
 
     def forget_process(self, worker_id: int) -> None:
-        """Watches a worker's process no longer: its life mutex tells sooner, or it has no place any more."""
+        """Watches a worker's process no longer: its life lock reports its end sooner, or it has no place any more."""
         for descriptor in [d for d, (other, _) in self._processes.items() if other == worker_id]:
             self._forget(descriptor)
 
@@ -127,7 +127,7 @@ class Deaths:
 def await_end(
     control: Control, worker_id: int, closing: Callable[[], bool], withdrawn: Callable[[], bool]
 ) -> Literal["left", "lost"] | None:
-    """Sleeps until a worker's life mutex is released or its owner is dead, and says so to all who wait.
+    """Sleeps until a worker's life lock is released or its owner is dead, and says so to all who wait.
 
     Args:
         control: the control segment of its run.

@@ -31,7 +31,7 @@ class Entrance:
     Attributes:
         address: the abstract socket's name, once it is open; also after it is closed.
 
-    Owner: whoever made the node opens it; from then on the node's thread.
+    Owner: the node's maker opens it; from then on the node's thread.
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class Entrance:
         return self._listener
 
     def close(self) -> None:
-        """Closes the socket: nobody is let in any more."""
+        """Closes the socket: no further process is let in."""
         if self._listener is not None:
             self._listener.close()
         if self._spare is not None:

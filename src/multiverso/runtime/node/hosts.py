@@ -89,7 +89,7 @@ class Hosts:
         return True
 
     def facts_for_worker(self) -> Message:
-        """Returns what a worker is told about the hosts."""
+        """Returns what a worker needs to know about the hosts."""
         return {}
 
     def replaced(self, worker_id: int) -> None:

@@ -20,7 +20,7 @@ class JobMemory:
 
     Args:
         workers_num: how many workers the job has; None for any number that come and go.
-        continues: whether the others go on without a lost worker, unless the workers say otherwise.
+        continues: whether the others continue without a lost worker, unless the workers say otherwise.
         hosts: those of the job, which begin with this memory.
         comes_again: whether another process may come for a worker of this host that died.
 
@@ -58,7 +58,7 @@ class JobMemory:
         self._held = True
 
     def close(self) -> None:
-        """Frees the memory; whoever still waits in it sees that the node is gone."""
+        """Frees the memory; those that still wait in it see that the node is gone."""
         self.heap.close()
         if self._held:
             mutex.unlock(self.control.address + at.NODE_LIFE)

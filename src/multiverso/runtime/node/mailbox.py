@@ -12,7 +12,7 @@ End = Literal["left", "lost", "absent"]
 
 
 class Mailbox:
-    """Any thread posts; the node's thread reads. Owner: whoever made the node opens and closes it."""
+    """Any thread posts; the node's thread reads. Owner: the node's maker opens and closes it."""
 
     def __init__(self) -> None:
         self._ends: queue.SimpleQueue[tuple[End, int, int]] = queue.SimpleQueue()
@@ -26,7 +26,7 @@ class Mailbox:
             end.setblocking(False)
 
     def close(self) -> None:
-        """Closes it; whoever posts later is not heard."""
+        """Closes it; later posts are dropped."""
         for end in self._wake:
             end.close()
 

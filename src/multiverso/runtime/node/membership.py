@@ -65,7 +65,7 @@ class Membership:
         on_lost: ``"stop"`` or ``"continue"``, unless the workers say otherwise.
         deaths: watches the workers: `settle` one when it says so, and tell `process_ended` of a process's end.
         hosts: those of the job.
-        replaces: whether, where the others go on, a new process may take the place of a worker that died.
+        replaces: whether, where the others continue, a new process may take the place of a worker that died.
 
     Attributes:
         attached: the workers that are there, by number.
@@ -82,7 +82,7 @@ class Membership:
         self.had_workers = False
         self._on_lost = on_lost
         self._deaths = deaths
-        self._ended: set[int] = set()  # workers that will not come again, in any run
+        self._ended: set[int] = set()  # workers that will not return, in any run
         # workers that died in a run that was over before others came for them
         self._missed: set[int] = set()
         self._hosts = hosts
@@ -134,7 +134,7 @@ class Membership:
         self._memory.hold()
 
     def _restart(self) -> None:
-        """All workers have gone and come again (`init` after `shutdown`): nothing of the last job is left."""
+        """All workers have left, and call `init` again: nothing of the last job is left."""
         old = self._memory
         if self._replaces:
             self._missed |= set(self.lost()) - self._ended
@@ -147,7 +147,7 @@ class Membership:
             self._mark_absent(worker_id)
 
     def end(self) -> None:
-        """Frees the memory and tells everybody who still waits in it that the node is gone."""
+        """Frees the memory, and marks the node as gone for those that still wait in it."""
         left = [i for i in self.attached if self.control.participation(i) == at.LEFT]
         if len(left) == len(self.attached):  # who has left may not have been settled yet
             for worker_id in left:
@@ -207,7 +207,7 @@ class Membership:
         worker_id = self._numbers.free(wish)
         if worker_id is None:
             if self.workers_num is not None and self._numbers.is_over(wish):
-                if self._hosts.several:  # it would wait for the others to leave, and then be told the same
+                if self._hosts.several:  # it would wait for the others to leave, and then get the same error
                     raise begun_twice()
                 # it has left, others have not: a new job of the same processes begins when all have
                 self._waiting_attach.append((connection, request))
@@ -254,7 +254,7 @@ class Membership:
         return self.workers_num is not None and self.control.liveness(worker_id) == at.LOST
 
     def ready(self, connection: Connection, request: Ready) -> None:
-        """The worker holds its life mutex; it is let go once all are there."""
+        """The worker holds its life lock; it is answered once all are there."""
         worker_id = connection.worker_id
         if worker_id is None or worker_id not in self.attached:
             raise StartupError("attach before ready")
@@ -265,7 +265,7 @@ class Membership:
         self._deaths.watch_life(self.control, worker_id, self._lives)
         connection.life = self._lives
         self.attached[worker_id].ready = True
-        self._deaths.forget_process(worker_id)  # its life mutex tells sooner
+        self._deaths.forget_process(worker_id)  # its life lock reports its end sooner
         self._waiting_ready.append((connection, request))
         self._answer_ready()
 
@@ -309,7 +309,7 @@ class Membership:
         connection.reply(request.id, {"withdrawn": True})
 
     def goes_on_without(self) -> bool:
-        """Returns whether this generation goes on when a worker dies, whatever its node was to do. From any thread."""
+        """Returns whether this run continues when a worker dies, whatever its node was to do. From any thread."""
         return self.control.continues
 
     def has_missed(self, worker_id: int) -> bool:
@@ -317,7 +317,7 @@ class Membership:
         return worker_id in self._missed
 
     def process_ended(self, worker_id: int, pid: int) -> None:
-        """A worker's process has ended: if it had its number and no life mutex, that is the only sign of it."""
+        """A worker's process has ended: if it had its number and no life lock, that is the only sign of it."""
         worker = self.attached.get(worker_id)
         if worker is not None and worker.pid == pid and worker.connection.life is None:
             self.settle(worker_id, at.LOST)
@@ -375,7 +375,7 @@ class Membership:
         return f"worker {wish} is already there: two processes have the same worker_id"
 
     def _note_rounds(self, worker_id: int) -> None:
-        """A worker has left: once all have, unequal numbers of rounds, and of barriers, are told.
+        """A worker has left: once all have, unequal numbers of rounds, and of barriers, are reported.
 
         Fewer in some is an uneven last batch, or a step that one of them has skipped: then all rounds after that have
         put together what does not belong together, and nothing else would say so. The same holds for barriers.
@@ -400,7 +400,7 @@ class Membership:
         self.catalogue.dropped(worker_id)
 
     def settle(self, worker_id: int, liveness: int) -> None:
-        """A worker has left or is lost: tells everyone who waits for it, and lets in who waits for its place."""
+        """A worker has left or is lost: notifies those that wait for it, and admits those that wait for its place."""
         self._deaths.forget_process(worker_id)
         worker = self.attached.pop(worker_id, None)
         if worker is None:

@@ -1,7 +1,7 @@
 """The node: owns a job's memory on this host, gives out numbers and tables, and knows who is alive.
 
 It is not on the data path. One thread serves every connection; one thread per worker sleeps in a timed lock on
-that worker's life mutex, which the operating system releases within a millisecond of its death.
+that worker's life lock, which the operating system releases within a millisecond of its death.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ class Node(InProcess):
 
     Args:
         workers: how many workers the job has; None for any number that come and go.
-        on_lost: ``"stop"``: the others' waits raise WorkerLostError; ``"continue"``: they go on without it.
+        on_lost: ``"stop"``: the others' waits raise WorkerLostError; ``"continue"``: they continue without it.
         name: the abstract socket name to listen on; a fresh one by default.
         listener: an already listening socket, instead of ``name``.
         secret: what a worker has to know where users cannot be told apart; this user's own by default.
         linger: called when the last worker has gone, in the node's thread.
         other_hosts: of a job on several hosts (`several_hosts.other_hosts`); the node closes it.
-        replaces: whether, where the others go on, a new process may take the place of a worker that died: it has the
+        replaces: whether, where the others continue, a new process may take the place of a worker that died: it has the
             same number, and finds the tables as they are.
 
     Raises:
@@ -144,7 +144,7 @@ class Node(InProcess):
 
     @property
     def has_ended(self) -> bool:
-        """Whether it serves nobody any more: it was closed, or the host that leads the job is gone."""
+        """Whether it has stopped serving: it was closed, or the host that leads the job is gone."""
         return self._closing.is_set()
 
     def lost_workers(self) -> list[int]:
@@ -156,7 +156,7 @@ class Node(InProcess):
 
         Not where the node has ended, nor where the worker had called ``shutdown``: its part was done, and a new process
         would begin a job of its own when the others have left. Nor where they have begun another one since, or do not
-        go on without it: they have called ``init(on_lost="stop")``.
+        continue without it: they have called ``init(on_lost="stop")``.
         """
         left = self._members.control.participation(worker_id) == at.LEFT
         over = self.has_ended or left or self._members.has_missed(worker_id)
@@ -182,7 +182,7 @@ class Node(InProcess):
             self._end()
         else:
             self._thread.join()
-        self.hosts.close()  # after the thread that does what it hears from other hosts
+        self.hosts.close()  # after the thread that obeys messages of other hosts
         self._deaths.join()
         self._mailbox.close()
         self._over = True
@@ -236,7 +236,7 @@ class Node(InProcess):
         self._deaths.close()
         if self._membership is not None:
             self._membership.end()
-        # whoever waits for the workers to go must not wait forever after a failure of this thread
+        # those that wait for the workers to go must not wait forever after a failure of this thread
         with self._emptied:
             self._emptied.notify_all()
         if self._linger is not None:
@@ -264,7 +264,7 @@ class Node(InProcess):
         self._disconnect(poll, connection)
 
     def _disconnect(self, poll: select.epoll, connection: Connection) -> None:
-        """The socket's end. It says nothing about a worker that holds its life mutex: that has a watcher."""
+        """The socket's end. It says nothing about a worker that holds its life lock: that has a watcher."""
         poll.unregister(connection.socket.fileno())
         del self._connections[connection.socket.fileno()]
         connection.socket.close()
@@ -291,7 +291,7 @@ class Node(InProcess):
                 self._settle(worker_id, at.GONE if how == "left" else at.LOST)
 
     def _hear_out(self, connection: Connection) -> None:
-        """Serves what a worker said before its end, which its life mutex may tell of before its messages are read."""
+        """Serves what a worker said before its end, which its life lock may report before its messages are read."""
         descriptor = connection.socket.fileno()
         while self._connections.get(descriptor) is connection and messages.waiting(connection.socket):
             assert self._poll is not None
@@ -306,7 +306,7 @@ class Node(InProcess):
         self._notice_end()
 
     def _notice_end(self) -> None:
-        """A worker has gone: wakes whoever waits for the last one to go."""
+        """A worker has gone: wakes those that wait for the last one to go."""
         if not self._members.attached:
             with self._emptied:
                 self._emptied.notify_all()

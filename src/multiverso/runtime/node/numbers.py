@@ -19,12 +19,12 @@ from multiverso.runtime.node.connection import Connection
 
 @dataclass
 class Attached:
-    """A worker that has its number, and is ready once it holds its life mutex."""
+    """A worker that has its number, and is ready once it holds its life lock."""
 
     connection: Connection
     ready: bool = False
     pid: int = 0
-    withdrawn: bool = False  # its `init` was interrupted; its process is there, and may come again
+    withdrawn: bool = False  # its `init` was interrupted; its process is there, and may return
 
 
 @dataclass(frozen=True)
@@ -93,7 +93,7 @@ class Numbers:
         """Returns whether a number may be given out again.
 
         Only when its last owner's process has left it or really is gone, the node has done what its end asks for, and
-        no round still needs what it staged (where nobody is left to end that round, it is not waited for).
+        no round still needs what it staged (where no worker is left to end that round, it is not waited for).
         """
         if liveness not in (at.GONE, at.LOST) or worker_id in self.attached:
             return False
@@ -102,13 +102,13 @@ class Numbers:
         return liveness == at.GONE or self._has_ended(worker_id)
 
     def _has_ended(self, worker_id: int) -> bool:
-        """Whether its process is over, with all its threads; nobody may have asked for its exit code yet."""
+        """Whether its process is over, with all its threads, even if its exit code was not collected yet."""
         pid = self.control.worker(worker_id).pid
         return not pid or has_ended(pid)  # without one it has never come
 
 
 def has_ended(pid: int) -> bool:
-    """Whether a process is over, with all its threads; nobody may have asked for its exit code yet."""
+    """Whether a process is over, with all its threads, even if its exit code was not collected yet."""
     try:
         descriptor = os.pidfd_open(pid)
     except ProcessLookupError:
@@ -135,7 +135,7 @@ def _is_no_more(process: Path) -> bool:
 
 
 def is_child(pid: int, other: int) -> bool:
-    """Whether a process was started by another one, or by one that this has started; as far as /proc tells."""
+    """Whether a process was started by another one, or by one that this has started; as far as /proc says."""
     while pid > 1:
         try:
             pid = int(Path("/proc", str(pid), "stat").read_text().rpartition(") ")[2].split()[1])

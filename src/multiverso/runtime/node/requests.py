@@ -97,7 +97,7 @@ def _look(connection: Connection, request: asked.Look, catalogue: Catalogue, des
     """Gives a process that only looks at a table its place, and memory that cannot be written to.
 
     Args:
-        connection: of whoever asks: a process of this user (that knows the job's secret, where that is asked for).
+        connection: of the process that asks: one of this user (that knows the job's secret, where that is asked for).
         request: names it.
         catalogue: what the job has.
         descriptor: of the job's memory.

@@ -1,4 +1,4 @@
-"""What a node tells about its job, as JSON can carry it."""
+"""A node's status of its job, as JSON can carry it."""
 
 from __future__ import annotations
 

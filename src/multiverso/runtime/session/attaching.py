@@ -1,4 +1,4 @@
-"""How a session gets its place in a job: it asks its node for a number, and may ask to be let go before the start."""
+"""How a session gets its place in a job: it asks its node for a number, and may withdraw before the start."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ class Barrier:
         Args:
             session: whose barrier it is.
             lock: lets one thread at a time into a barrier.
-            tell: tells the node which barrier this worker is about to wait at.
+            tell: reports to the node which barrier this worker is about to wait at.
             deadline: until when.
 
         Raises:

@@ -6,7 +6,7 @@ from multiverso.errors import ClosedError, NotInitializedError
 from multiverso.runtime.session.session import Session
 
 _current: Session | None = None
-_over: str | None = None  # why the last one cannot be used any more; itself it is let go, with its memory
+_over: str | None = None  # why the last one cannot be used any more; the session itself is released, with its memory
 
 
 def current() -> Session:

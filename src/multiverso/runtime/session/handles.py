@@ -55,7 +55,7 @@ class Handles:
             self._of[table].remove(handle)
 
     def forget(self, table: str) -> None:
-        """Drops the name of a table that nobody will open again under it, if no object of it is open."""
+        """Drops the name of a table that will not be opened again under it, if no object of it is open."""
         if not self._of.get(table, True):
             self._of.pop(table, None)
 

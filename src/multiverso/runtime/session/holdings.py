@@ -26,7 +26,7 @@ from multiverso.wire.requests import Close, Create, Initialised, MemoryRequest, 
 
 _LONGEST_SECONDS = 10.0  # then they train for long between two rounds, or have no use for that table any more
 _LOOK_SECONDS = 0.01
-_STILL_SECONDS = 0.5  # so long they have to wait for the same: a worker that goes on shows its last wait for a moment
+_STILL_SECONDS = 0.5  # they have to wait for the same so long: one that continues shows its last wait for a moment
 
 
 def await_the_others(session: SessionView, tables: Mapping[int, Shard], patience: Patience) -> None:
@@ -213,10 +213,10 @@ class Holdings:
     # -- closing ---------------------------------------------------------------------------------------------
 
     def close_table(self, number: int, may_ask: bool = True) -> None:
-        """Unmaps a table and has the node note it; nobody may refer to its shard who still wants to use it.
+        """Unmaps a table and has the node note it; no user of its shard may be left.
 
-        Arrays in it that are still in use keep what they show now. Once it returns, whoever asks for a table gets
-        another one, if nobody else has this one: the node hears of both on different connections, in any order. An
+        Arrays in it that are still in use keep what they show now. Once it returns, a worker that asks for a table gets
+        another one, if no other worker has this one: the node hears of both on different connections, in any order. An
         interrupted call can be repeated.
 
         Args:
@@ -266,6 +266,6 @@ class Holdings:
         self.abandon()
 
     def abandon(self) -> None:
-        """In a forked child: lets go of the descriptor."""
+        """In a forked child: closes the descriptor."""
         if self._memory is not None:
             self._memory.close()

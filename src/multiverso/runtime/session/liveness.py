@@ -1,7 +1,7 @@
 """The worker's half: being seen alive, and seeing whether the node is. The node sees deaths in ``deaths.py``.
 
-A robust mutex belongs to the thread that locked it, so one thread holds this worker's life mutex for as long as
-the session lives. The same thread watches the node: its socket's end tells at once, its life mutex in any case.
+A robust mutex belongs to the thread that locked it, so one thread holds this worker's life lock for as long as
+the session lives. The same thread watches the node: its socket's end shows at once, its life lock in any case.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Liveness:
         self._pair: tuple[socket.socket, ...] = ()
 
     def begin(self, control: Control, worker_id: int, connection: socket.socket) -> None:
-        """Takes the life mutex of a worker, and watches the node."""
+        """Takes the life lock of a worker, and watches the node."""
         self._control = control
         self._life = control.block(worker_id) + at.LIFE
         self._connection = connection.fileno()
@@ -48,7 +48,7 @@ class Liveness:
         held.wait()
 
     def release(self) -> None:
-        """Releases the life mutex and ends the thread. Does nothing the second time, or before `begin`."""
+        """Releases the life lock and ends the thread. Does nothing the second time, or before `begin`."""
         if self._pair:
             with contextlib.suppress(OSError):
                 # not only closed: a forked child may hold it open
@@ -60,7 +60,7 @@ class Liveness:
         self.abandon()
 
     def abandon(self) -> None:
-        """In a forked child, which has no such thread: lets go of the descriptors."""
+        """In a forked child, which has no such thread: closes the descriptors."""
         for end in self._pair:
             end.close()
 
@@ -85,7 +85,7 @@ class Liveness:
     def _node_is_dead(self) -> bool:
         code = mutex.try_lock(self._control.address + at.NODE_LIFE)
         if code in (0, mutex.OWNER_DEAD):
-            # unlocked as it is, not made consistent: every other worker's try tells the same
+            # unlocked as it is, not made consistent: every other worker's try finds the same
             mutex.unlock(self._control.address + at.NODE_LIFE)
         return code != mutex.BUSY
 

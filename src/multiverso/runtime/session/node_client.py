@@ -1,4 +1,4 @@
-"""What a worker tells its host's node and asks it, and through it the other hosts'; tables have their own calls."""
+"""A worker's messages to its host's node, and through it to the other hosts'; tables have their own calls."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ class NodeClient:
         self._gatherings = 0  # what `gather` has asked for, by this worker
 
     def tell(self, message: Request) -> None:
-        """Tells the node something that has no answer."""
+        """Sends the node a message without an answer."""
         with self._lock:
             self._link.tell(message)
 
     def arrive(self, barrier: int) -> None:
-        """Before a barrier of a job on several hosts: tells the node, which sees to what was added before it."""
+        """Before a barrier of a job on several hosts: notifies the node, which sends what was added before it."""
         if self._session.control.places:
             self.tell(Arrived(barrier))
 
@@ -51,10 +51,10 @@ class NodeClient:
             return self._gatherings
 
     def tell_all(self, note: str) -> dict[int, str | None]:
-        """Tells the workers of all hosts something short, through the nodes; see `agreement`.
+        """Sends a short note to the workers of all hosts, through the nodes; see `agreement`.
 
         Returns:
-            what each has told; None of one that has gone on to the next barrier without a word.
+            each worker's note; None of one that has continued to the next barrier without one.
         """
         session = self._session
         session.check_may_wait()
@@ -101,5 +101,5 @@ class NodeClient:
         return answer
 
     def say_to_hosts(self, saying: Message) -> None:
-        """Tells the first host's node something that has no answer, see ``multiverso.hosts.control.answers``."""
+        """Sends the first host's node a message without an answer, see ``multiverso.hosts.control.answers``."""
         self.tell(Say(saying))

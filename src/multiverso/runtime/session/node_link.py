@@ -25,7 +25,7 @@ class NodeLink:
     def __init__(self, connection: socket.socket | None = None) -> None:
         self._connection = connection
         self._number = 0
-        self._descriptors: list[int] = []  # received, and not yet taken by anybody
+        self._descriptors: list[int] = []  # received, and not yet taken
 
     @classmethod
     def to(cls, address: str, deadline: float, secret: str | None = None) -> NodeLink:
@@ -54,7 +54,7 @@ class NodeLink:
             secret: the job's, for where users cannot be told apart; this user's own by default.
 
         Raises:
-            StartupError: nobody listens there, or another user does, or whoever does sleeps instead of answering.
+            StartupError: there is no node, or another user's process is there, or it sleeps instead of answering.
             WaitTimeoutError: too many others wait there for us to get in.
         """
         try:
@@ -104,7 +104,7 @@ class NodeLink:
         self._send(message, self._number)
 
     def tell_aside(self, message: Request | Message) -> None:
-        """Sends a request in the middle of another one, whose answer goes on to be waited for; drops its own."""
+        """Sends a request in the middle of another one, whose answer is still waited for; drops its own."""
         self._send(message, _ASIDE)
 
     def ask(
@@ -121,7 +121,7 @@ class NodeLink:
         Returns:
             The answer and the descriptors beside it.
         """
-        self._close_descriptors()  # of an answer that an exception has kept from whoever asked
+        self._close_descriptors()  # of an answer that an exception has kept from its caller
         self._number += 1
         self._send(message, self._number)
         return self.more(deadline, what, look)
@@ -139,7 +139,7 @@ class NodeLink:
                 if received is None:
                     raise NodeLostError(f"the job's node is gone while waiting for {what}")
                 answer, descriptors = received
-                # to a request that was given up; one without a number is for whoever waits
+                # to a request that was given up; one without a number is for any waiter
                 if answer.get("re") not in (self._number, None):
                     self._close_descriptors()
                     continue
@@ -170,7 +170,7 @@ class NodeLink:
         return said_if_stopped(messages.peer(self.connection)[0])
 
     def give_up(self, why: str | None = None) -> None:
-        """Cancels the last request: tells the node that nobody waits for its answer any more.
+        """Cancels the last request: its answer is no longer waited for.
 
         Args:
             why: that it cannot be granted here, so that others need not wait for it either.

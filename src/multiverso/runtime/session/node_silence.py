@@ -76,7 +76,7 @@ def holders(address: str) -> list[int]:
     try:
         rows = [line.split() for line in Path("/proc/net/unix").read_text().splitlines()[1:]]
     except OSError:
-        return []  # no /proc: nobody can be asked
+        return []  # no /proc
     sockets = {f"socket:[{row[6]}]" for row in rows if row[7:] == ["@" + address] and row[3] == "00010000"}
     return [pid for pid in _processes() if sockets & _targets(pid)] if sockets else []
 

@@ -71,7 +71,7 @@ class Patience:
         self._deadlocked: WaitGraph | None = None
 
     def raise_if_hopeless(self, code: int) -> None:
-        """Returns when the wait may go on after a kernel has stopped with ``code``; raises when it may not."""
+        """Returns when the wait may continue after a kernel has stopped with ``code``; raises when it may not."""
         if code == kernels.NOT_RECOVERABLE:
             raise MultiversoError(
                 f"{self._what}: a lock cannot be recovered (its owner died, and the first to find out did not "
@@ -89,11 +89,11 @@ class Patience:
         if session.closed is not None:
             raise ClosedError(session.closed)
         wait = session.control.worker(session.worker_id).wait
-        for_lock = wait is not None and wait.is_for_lock  # for which nobody needs the node
+        for_lock = wait is not None and wait.is_for_lock  # which does not need the node
         if session.node_lost and not for_lock:
             raise session.node_error()
         if session.node_lost and wait is not None and wait.kind == at.FOR_WORD:
-            session.control.settle_without_node(wait.stage)  # or nobody would ever take the word over
+            session.control.settle_without_node(wait.stage)  # or no worker would ever take the word over
         now = time.monotonic()
         waited = now - self._began
         if now >= self.deadline.at:
@@ -145,7 +145,7 @@ class Patience:
         return WorkerLostError(f"{who} {how} while this worker waited for {self._what}{advice}", lost)
 
     def _look_for_deadlock(self) -> None:
-        """Everybody waits for somebody who waits, and nothing has moved for a while."""
+        """Every worker waits for one that waits, and nothing has moved for a while."""
         self._session.note_threads()  # one of them may have ended meanwhile
         me = self._session.worker_id
         graph = self._session.wait_graph()
@@ -184,8 +184,8 @@ def _processes(workers: list[WorkerState]) -> str:
     return f"pid {', '.join(str(worker.pid) for worker in workers)}"
 
 
-# Whoever changes the table wakes us, but not if it was killed just before; and other hosts' changes come by the node,
-# which wakes nobody.
+# A worker that changes the table wakes us, but not if it was killed just before; and other hosts' changes come by the
+# node, without a wake.
 _NAP_SECONDS, _HOSTS_NAP_SECONDS = 0.05, 0.005
 
 

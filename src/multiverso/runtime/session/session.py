@@ -152,7 +152,7 @@ class Session(InProcess):
         # the start would let the others begin without this worker: it is lost instead, or withdraws.
         self._takes_part = self.fixed_num is None
         self._liveness.begin(self.control, self.worker_id, self._link.connection)
-        # before anyone is let go, or the first could pass a barrier that the last does not know of yet
+        # before anyone may continue, or the first could pass a barrier that the last does not know of yet
         self.control.activate(self.worker_id, self.fixed_num is None, self.incarnation)
         self._barrier.passed = self.control.worker(self.worker_id).barrier
         what = "the other workers to start"
@@ -193,9 +193,9 @@ class Session(InProcess):
         return self._barrier.passed
 
     def count_barriers(self, number: int) -> None:
-        """Counts this worker as past so many barriers, where it goes on from a place behind them.
+        """Counts this worker as past so many barriers, where it continues from a place behind them.
 
-        All see it: it comes to none of these, so that nobody waits for it there.
+        All see it: it comes to none of these, so that no worker waits for it there.
         """
         if number > self._barrier.passed:
             self.node.arrive(number)
@@ -272,10 +272,10 @@ class Session(InProcess):
             name: what the workers call it; tables have names of their own.
             nbytes: its size, 1 or more; has to be equal in every worker.
             initialise: called with it in the worker that creates it, before any other worker gets it. If that
-                worker dies meanwhile, the next one begins anew with zeros.
+                worker dies meanwhile, the next one begins again with zeros.
             sparse: a page takes memory once it is written, and none is set aside: it may be larger than the machine's
-                memory, but whoever writes to it has to make sure that some is left.
-            once: the name is not given again after :meth:`close_memory` by all that had it: whoever asks then is
+                memory, but a writer has to make sure that some is left.
+            once: the name is not given again after :meth:`close_memory` by all that had it: a worker that asks then is
                 refused, instead of getting memory that none of them will ever come to.
             on_this_host: the workers of one host are enough, in a job on several; otherwise that is refused.
             timeout_seconds: deadline, instead of the session's.
@@ -393,8 +393,8 @@ class Session(InProcess):
     def check_may_wait(self) -> None:
         """Before anything that may wait for others: checks, and notes which threads do so.
 
-        While another thread may go on, one thread's waiting does not mean that the worker waits. Without the node
-        nobody would tell of a death, so a wait is refused also when the others are still there.
+        While another thread may continue, one thread's waiting does not mean that the worker waits. Without the node
+        no death would be noticed, so a wait is refused also when the others are still there.
         """
         self.check()
         if self.node_lost:
@@ -403,7 +403,7 @@ class Session(InProcess):
             self.note_threads()
 
     def note_threads(self) -> None:
-        """Tells the other workers whether another thread of this one may go on while this thread waits."""
+        """Tells the other workers whether another thread of this one may continue while this thread waits."""
         self.threads.note(ctypes.c_int32.from_address(self.control.block(self.worker_id) + at.THREADED))
 
     @property
@@ -412,7 +412,7 @@ class Session(InProcess):
         return self._liveness.node_lost.is_set()
 
     def node_error(self) -> NodeLostError:
-        """Returns the error for whoever waits after the node is gone."""
+        """Returns the error for a wait after the node is gone."""
         return NodeLostError(
             "the node of this job (the process that holds its tables: the launcher, or a child of the first "
             "worker) is gone, so nobody can be waited for; the values are still readable with table.snapshot()"
@@ -421,7 +421,7 @@ class Session(InProcess):
     # -- the end ---------------------------------------------------------------------------------------------
 
     def shutdown(self) -> None:
-        """Flushes, leaves the job, and waits for nobody. A second call does nothing.
+        """Flushes and leaves the job, without waiting for other workers. A second call does nothing.
 
         An exception that arrives meanwhile (Ctrl-C) ends the flushing only: the worker has left when it is raised.
         """
@@ -461,7 +461,7 @@ class Session(InProcess):
         note_over(self)
         if self._on_close is not None:
             self._on_close()
-            # a table that somebody keeps would keep a node here, and all of the job's memory
+            # a table that the program keeps would keep a node here, and all of the job's memory
             self._on_close = None
         self._over = True
 

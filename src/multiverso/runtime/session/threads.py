@@ -1,4 +1,4 @@
-"""Which threads of a worker may go on while one of them waits: with any, the worker is not stuck."""
+"""Which threads of a worker may continue while one of them waits: with any, the worker is not stuck."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from contextlib import contextmanager
 class Threads:
     """The threads of one worker that have waited for others. Any thread.
 
-    A thread of the user's may go on as long as it lives. One of ours that does things in the background (a table's
+    A thread of the user's may continue as long as it lives. One of ours that does things in the background (a table's
     queue, a checkpoint's writer) does so only while it is in the middle of one.
     """
 
@@ -36,7 +36,7 @@ class Threads:
             self._background[me] = False
 
     def note(self, word: ctypes.c_int32) -> None:
-        """Before and while a thread waits: writes for the other workers whether another thread may go on."""
+        """Before and while a thread waits: writes for the other workers whether another thread may continue."""
         me = threading.get_ident()
         if me != self._first.ident and me not in self._background:
             self._others[me] = threading.current_thread()

@@ -42,7 +42,7 @@ class SessionView(Protocol):
         """Whether the node is gone."""
 
     def node_error(self) -> NodeLostError:
-        """Returns the error for whoever waits after the node is gone."""
+        """Returns the error for a wait after the node is gone."""
 
     def live_workers(self) -> list[int]:
         """Returns the workers that take part now."""
@@ -54,7 +54,7 @@ class SessionView(Protocol):
         """Before anything that may wait for others."""
 
     def note_threads(self) -> None:
-        """Tells the other workers whether another thread of this one may go on while this thread waits."""
+        """Tells the other workers whether another thread of this one may continue while this thread waits."""
 
     def start_deadline(self, timeout_seconds: float | None = None) -> Deadline:
         """Begins the time of a call that may wait."""

@@ -1,1 +1,1 @@
-"""A node's part in a job on several hosts: what it tells, moves and shows of the workers elsewhere."""
+"""A node's part in a job on several hosts: what it reports, moves and shows of the workers elsewhere."""

@@ -1,4 +1,4 @@
-"""What this host's workers ask the coordinator, or tell all workers, and who gets the answers."""
+"""This host's workers' questions to the coordinator, their notes for all workers, and the answers."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Asking:
         self._report(Say(connection.attached_id, request.saying))
 
     def tell(self, connection: Connection, request: asked.Tell) -> None:
-        """A worker tells the workers of all hosts something; it is answered once all have told something."""
+        """A worker's note for the workers of all hosts; it is answered once all have sent theirs."""
         report = Tell(request.number, connection.attached_id, request.note)
         self._told.append((connection, request))
         self._report(report)
@@ -48,14 +48,14 @@ class Asking:
             return
         found = self._asked.get(order.worker)
         if found is None or found[1].id != order.number:
-            return  # nobody waits for it any more
+            return  # it is no longer waited for
         connection, request = found
         if "wait" not in order.answer:
             del self._asked[order.worker]
         connection.reply(request.id, {"answer": order.answer})
 
     def refuse(self, error: MultiversoError) -> None:
-        """Some will never tell: whoever waits for that is told why."""
+        """Some notes will never come: those that wait for them get the reason."""
         for connection, request in self._told:
             connection.refuse(request.id, error)
         self._told.clear()

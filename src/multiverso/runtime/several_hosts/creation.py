@@ -5,7 +5,7 @@ To the states of `creation` come the steps of `hosts.control.table_steps`: this 
 exchange between hosts, *pushes* what they wrote, and lets everyone go when all hosts have pushed and the rest was
 taken. Plain memory is each host's own, as before.
 
-A table that all have closed goes in two steps, as no host may wait for the answer of one that has let go of it: when no
+A table that all have closed goes in two steps, as no host may wait for the answer of one that has released it: when no
 worker of any host has it, all are told to *part* with it (its name is free, and nothing waits for its values any more),
 and when all have, to *free* it.
 """
@@ -63,7 +63,7 @@ class HostCreations(Creations):
         self._roster = roster
         self._copies = copies
         self._writers_of: dict[Key, list[int]] = {}  # whose initial value counts
-        # tables that nobody here has any more, and requests for them that have come since
+        # tables that no worker here has any more, and requests for them that have come since
         self._unused: dict[int, list[_Late]] = {}
         self._parting: dict[int, Piece] = {}
         catalogue.unused = self._tell_unused
@@ -194,7 +194,7 @@ class HostCreations(Creations):
         if piece is None or piece.number not in self._unused:
             super().ask(connection, request, key, spec, mode)
             return
-        self._forget_late(connection)  # its first call was interrupted, and nobody told us
+        self._forget_late(connection)  # its first call was interrupted, and did not say so
         late = self._unused[piece.number]
         late.append((connection, request, key, spec, mode))
         if len(late) == 1:

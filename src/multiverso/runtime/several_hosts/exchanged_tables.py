@@ -28,8 +28,8 @@ class ExchangedTables:
         mover: the thread that has it do so.
         control: the control segment.
         shards: returns the tables by number.
-        report: tells the coordinator, after what this host's workers have done so far.
-        tell: tells it at once.
+        report: reports to the coordinator, after what this host's workers have done so far.
+        tell: reports at once.
 
     Attributes:
         fabric, mover, shards, report: as above.
@@ -100,7 +100,7 @@ class ExchangedTables:
 
     def _join_copies(self, number: int, shard: Shard) -> None:
         if shard.consistency.has_clocks and self._clocks is None:
-            # others tell theirs as soon as this host is attached
+            # others report theirs as soon as this host is attached
             self._clocks = Clocks(
                 self._control.address, self._roster.local, self.shards, self.fabric, self.mover, self._tell
             )
@@ -135,7 +135,7 @@ class ExchangedTables:
         self.mover.do(lambda: None, then)
 
     def part(self, number: int, then: Callable[[], None]) -> None:
-        """From here on nobody on this host waits for a table's values to travel; then calls `then`, as above."""
+        """From here on no worker of this host waits for a table's values to travel; then calls `then`, as above."""
         self.mover.do(lambda: self.joined.discard(number), then)
 
     def detach(self, number: int, then: Callable[[], None]) -> None:
@@ -167,6 +167,6 @@ class ExchangedTables:
                 write_progress(shards[number], lines)
 
     def note_statistics(self, tables: dict[int, dict[int, dict[str, float]]]) -> None:
-        """Other hosts have told what their workers have done."""
+        """Other hosts have reported what their workers have done."""
         for number, lines in tables.items():
             self.remote_statistics.setdefault(number, {}).update(lines)

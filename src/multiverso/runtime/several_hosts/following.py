@@ -1,10 +1,10 @@
 """Threads of a node that follow what its workers do, woken by the control segment's event word.
 
 Bounded staleness between hosts: a tick counts on another host once what was added before it is there. Each node looks
-at the clocks of its own workers, brings what they have added to the homes, and then tells the other nodes how far they
-are. A node that is told takes what the homes have, and only then shows the clocks to its own workers, whose reads wait
-for them. So a read that goes ahead sees all adds of all workers up to its own clock less the bound, whatever the
-network does; where that is slow, reads wait.
+    at the clocks of its own workers, brings what they have added to the homes, and then reports to the other nodes how
+    far they are. A node that receives this takes what the homes have, and only then shows the clocks to its own
+    workers, whose reads wait for them. So a read that goes ahead sees all adds of all workers up to its own clock less
+    the bound, whatever the network does; where that is slow, reads wait.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ _LONGEST_SECONDS = 0.5
 
 
 class Follower:
-    """A thread that looks after each event of this host's workers. Owner: whoever made it; ``close`` ends it.
+    """A thread that looks after each event of this host's workers. Owner: its maker; ``close`` ends it.
 
     Args:
-        control: address of the control segment, whose event word tells.
+        control: address of the control segment, whose event word is watched.
         name: what is followed.
         look: returns the seconds after which it wants to be called without an event, or None.
         gone_wrong: called with an error that ends it.
@@ -73,7 +73,7 @@ class Follower:
 
 
 class Clocks:
-    """Tells this host's clocks and shows the others'. Owner: whoever made it; ``close`` ends its thread.
+    """Tells this host's clocks and shows the others'. Owner: its maker; ``close`` ends its thread.
 
     Args:
         control: address of the control segment.
@@ -81,7 +81,7 @@ class Clocks:
         shards: returns the tables by number.
         fabric: moves their values.
         mover: has it do so again where a host was lost.
-        tell: tells the coordinator.
+        tell: reports to the coordinator.
     """
 
     def __init__(
@@ -116,7 +116,7 @@ class Clocks:
             self._received.pop(number, None)
 
     def hear(self, lines: Reached) -> None:
-        """Another host has told how far its workers are; what they have added is at the homes."""
+        """Another host has reported how far its workers are; what they have added is at the homes."""
         with self._lock:
             for number, workers in lines.items():
                 self._received.setdefault(number, {}).update(workers)
@@ -126,7 +126,7 @@ class Clocks:
         return 0.0 if self._show() | self._say() else None
 
     def _show(self) -> bool:
-        """Takes what those who have told have added, and shows how far they are."""
+        """Takes what the reporting hosts have added, and shows how far they are."""
         with self._lock:
             heard = {number: lines for number, lines in self._received.items() if number in self._tables}
             for number in heard:

@@ -48,10 +48,10 @@ def _show_clocks(line: Line, shards: Mapping[int, Shard]) -> None:
     """Shows what a worker has done by itself; what others may continue with is shown by `write_progress`, later.
 
     A clock that is not there is not known: the worker has closed the table, or is one in a dead one's place that has
-    not opened it yet. What was said of it before is no longer true, and the others will hear that later, too.
+    not opened it yet. What was said of it before is no longer true, and the others will learn that later, too.
     """
     if line.wait is None:
-        return  # nobody looks at these
+        return  # these are not looked at
     for number, shard in shards.items():
         if shard.consistency.has_clocks:
             store64(shard.line(line.worker_id) + at.REACHED, line.clocks.get(number, -1) + 1)
@@ -130,4 +130,4 @@ def write_progress(shard: Shard, lines: dict[int, list[int]]) -> None:
 
 
 _PROGRESS = (at.STAGED, at.FOLDED, at.FIRST_STEP, at.CLOCK)
-_SAME_NS = 200_000_000  # how long a message may have been under way and still tell of the same wait
+_SAME_NS = 200_000_000  # how long a message may have been under way and still mean the same wait

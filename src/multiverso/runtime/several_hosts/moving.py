@@ -79,7 +79,7 @@ class Mover:
 
     @contextmanager
     def regrouping(self) -> Iterator[None]:
-        """While a lost host's tables get new homes: whoever waits for it gets an error before this is over."""
+        """While a lost host's tables get new homes: those that wait for it get an error before this is over."""
         self._regrouping = True
         try:
             yield

@@ -1,8 +1,8 @@
 """This host's part in a job on several: what joins its node to the coordinator and to the other nodes.
 
-Three threads beside the node's: one tells what this host's workers do (`telling`), one moves tables' values, one after
-another (`moving`), and one receives the coordinator's orders (`hosts.control.connections`). What they find out reaches
-the node's thread as orders.
+Three threads beside the node's: one reports what this host's workers do (`telling`), one moves tables' values, one
+after another (`moving`), and one receives the coordinator's orders (`hosts.control.connections`). What they find out
+reaches the node's thread as orders.
 """
 
 from __future__ import annotations
@@ -86,8 +86,8 @@ class OtherHosts(Hosts):
         listener: where the coordinator listens, on its own host.
 
     Attributes:
-        over: set when all workers of all hosts have gone, so that nobody needs this host's copies any more.
-        teller: tells the coordinator what this host's workers do.
+        over: set when all workers of all hosts have gone, so that this host's copies are no longer needed.
+        teller: reports to the coordinator what this host's workers do.
         tables: which of them travel, and how.
         barriers: who has reached which.
         reductions: arrays that workers of all hosts reduce, once the memory is there.
@@ -137,7 +137,7 @@ class OtherHosts(Hosts):
     def begin(
         self, control: Control, catalogue: Catalogue, fixed: bool, comes_again: Callable[[int], bool]
     ) -> HostCreations:
-        """From here on this host's workers are told of, and remote ones shown in its memory. Called once."""
+        """From here on this host's workers are reported, and remote ones shown in its memory. Called once."""
         assert self._centre is not None
         roster, fabric, tell = self.roster, self.fabric, self._centre.report
         control.span_hosts()

@@ -2,7 +2,7 @@
 
 Its workers put their parts side by side into memory of this host and say so; the node combines them, exchanges the
 result with the other nodes, and says in that memory which pieces are done. What decides is `hosts.combining`. No thread
-is woken for what another can do at once: small parts are combined by the thread that hears of them, what other nodes
+is woken for what another can do at once: small parts are combined by the thread that receives them, what other nodes
 send by the one that receives it, and large parts, which take a while, by one of their own.
 
 The memory has a line of words, which the node alone writes, and then for each of the pieces that may be under way a
@@ -63,7 +63,7 @@ class Reductions:
         roster: the job's hosts.
         control: the job's control segment.
         messages: the way to the other nodes.
-        memory: returns what workers share under a name, all of it mapped; None if nobody has asked for it.
+        memory: returns what workers share under a name, all of it mapped; None if it was not asked for.
     """
 
     def __init__(
@@ -100,7 +100,7 @@ class Reductions:
             self._events.put(lambda: self._note(worker, number, said))
 
     def arrived(self, host: int, message: Body) -> None:
-        """Another node says something: whoever has received it combines it, and sends what comes of it."""
+        """A message of another node: the thread that has received it combines it, and sends the result."""
         self._do(lambda: self._combining.arrived(host, message))
 
     def close(self) -> None:
@@ -131,11 +131,11 @@ class Reductions:
             except (MultiversoError, ValueError, TypeError, OSError, MemoryError) as error:
                 self._failed = BROKEN
                 log(f"nothing more can be reduced between the hosts: {error}")
-            self._fail(self._failed)  # also for whoever has come since
+            self._fail(self._failed)  # also for those that have come since
 
     def _note(self, worker: int, number: int, said: tuple[Any, ...]) -> list[int]:
         if number <= self._done:
-            return []  # it was interrupted after it had told, and tells again
+            return []  # it was interrupted after it had reported, and reports again
         told = self._told.setdefault(number, {})
         if worker in told:
             return []
@@ -180,7 +180,7 @@ class Reductions:
         return self._segments[name]
 
     def _show(self) -> None:
-        """Publishes in shared memory how far the reductions are, and wakes whoever waits for that."""
+        """Publishes in shared memory how far the reductions are, and wakes those that wait for that."""
         if not self._told and SMALL_NAME not in self._segments:
             return  # only other hosts have begun
         number = self._done + 1

@@ -1,4 +1,4 @@
-"""What a node tells the coordinator of its workers: twenty times a second, and at once where somebody waits for it."""
+"""A node's reports of its workers to the coordinator: twenty times a second, and at once where a worker waits."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ _SPARE_BYTES = 256 * 1024 * 1024
 
 
 class _Mine(threading.local):
-    """Each thread's call that has not returned to whoever made it; it raised, or is interrupted just now."""
+    """Each thread's call that has not returned to its caller; it raised, or is interrupted just now."""
 
     call: Call | None = None
 
@@ -42,7 +42,7 @@ class KeyedCalls:
 
     A worker has one undo slot, so it makes one call at a time, whatever its threads ask for. An add or a removal that
     raised with a part of it done is finished before anything else is (`settle`), and recognised when its thread makes
-    it again; once its caller has been told what became of it, `end` says so. What works on the table as a whole goes
+    it again; once its caller knows what became of it, `end` says so. What works on the table as a whole goes
     through `alone`.
 
     Attributes:
@@ -88,7 +88,7 @@ class KeyedCalls:
         self._do(call, deadline)
 
     def overwrite(self, keys: Keys, rows: npt.NDArray[np.uint8]) -> None:
-        """Gives each key these bytes as its row, while nobody else uses the table."""
+        """Gives each key these bytes as its row, while the table is not used otherwise."""
         self.alone(self._overwrite, keys, rows)
 
     def _overwrite(self, keys: Keys, rows: npt.NDArray[np.uint8]) -> None:
@@ -127,7 +127,7 @@ class KeyedCalls:
         return gone
 
     def tick(self, call: Call, seconds: float | None) -> int:
-        """Lets the table's time go on by one; evicts, for so long, where the table does: how many keys. Then `end`."""
+        """Advances the table's time by one; evicts, for so long, where the table does: how many keys. Then `end`."""
         work = self._evicting(call)
         if work.tick is not None:
             self._memory.set_word("TICK", work.tick)
@@ -138,7 +138,7 @@ class KeyedCalls:
         return self._evict(self._evicting(call).seen, seconds)
 
     def _evicting(self, call: Call) -> Evicting:
-        turn(self.lock, self._spec)  # refuses before the time has gone on
+        turn(self.lock, self._spec)  # refuses before the time advances
         self._begin(call)
         assert isinstance(call.work, Evicting)
         return call.work
@@ -222,7 +222,7 @@ class KeyedCalls:
         self._mine.call = call.outer
 
     def _begin(self, call: Call) -> None:
-        """Notes a call of this thread's; it goes on with what one that raised has done, if it is its repetition."""
+        """Notes a call of this thread's; it continues with what one that raised has done, if it is its repetition."""
         before = self._mine.call
         if before is not None:
             call.outer = self._interrupted()
@@ -238,7 +238,7 @@ class KeyedCalls:
         return call
 
     def _ready(self, deadline: Deadline | None) -> None:
-        """Before a call that reads, under the lock. Its caller has gone on without repeating one that raised."""
+        """Before a call that reads, under the lock. Its caller has continued without repeating one that raised."""
         self._clear(deadline)
         if self._mine.call is not None:
             self._mine.call = self._interrupted()

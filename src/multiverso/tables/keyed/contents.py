@@ -59,7 +59,7 @@ class KeyedContents(HeldKeyedTable):
     def save_increment(self, directory: str | os.PathLike[str], *, whole: bool = False) -> Snapshot:
         """Writes what has changed since the last snapshot in a directory; everything the first time.
 
-        Nobody waits for it: other workers, and this one's other threads, go on. What they change meanwhile is in this
+        Other workers, and this one's other threads, continue meanwhile. What they change meanwhile is in this
         snapshot or in the next one; after a `barrier()` the snapshots together are the table, bit for bit. It takes
         memory for what it writes.
 
@@ -112,7 +112,7 @@ class KeyedContents(HeldKeyedTable):
 
         Or of a directory that :meth:`save_increment` has written to: all its snapshots, each checked.
 
-        Call it in one worker, and ``barrier()`` before anyone goes on. In a worker that has taken a dead one's place
+        Call it in one worker, and ``barrier()`` before anyone continues. In a worker that has taken a dead one's place
         (`multiverso.incarnation`) it changes nothing, and says so.
 
         Raises:

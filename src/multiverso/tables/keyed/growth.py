@@ -1,4 +1,4 @@
-"""Memory for the keys that come next, in huge pages before anybody writes to it.
+"""Memory for the keys that come next, in huge pages before any worker writes to it.
 
 A keyed table's memory is there once it is used, and a page at a time: a fault for each 4 KiB, in the middle of an
 insert, and later a walk through the page tables for most keys. So a worker that adds gets the next 2 MiB of rows, and

@@ -87,7 +87,7 @@ class HeldKeyedTable(Table[KeyedSpec]):
         """Ends this worker's part in the table; an ``add`` or ``remove`` that raised half done is finished first.
 
         Once every worker that has the table has closed it or left the job, its memory is free; until then the others
-        go on. Every later call raises ClosedError. A name can then be used for a new table; the place in the order
+        continue. Every later call raises ClosedError. A name can then be used for a new table; the place in the order
         of a table without one cannot: a worker that comes to it later is refused, so let all of them come
         (``barrier()``) before the first one closes it. Where a worker has opened a named table twice, each object is
         closed for itself.

@@ -85,7 +85,7 @@ class KeyedMemory:
         return load64(self.address + getattr(at, name))
 
     def set_word(self, name: str, value: int) -> None:
-        """Sets a word of the header that nobody else sets."""
+        """Sets a word of the header that has no other writer."""
         store64(self.address + getattr(at, name), value)
 
     def position(self, worker: int) -> ctypes.c_int64:
@@ -119,7 +119,7 @@ class KeyedMemory:
         return self.array(self.word("SEGMENT_WORDS"), 8 << self.word("HINT")).view(np.int64)
 
     def held(self) -> int:
-        """Words that somebody holds, or held when it was killed."""
+        """Words that a worker holds, or held when it was killed."""
         blocks = ((self.word("NEXT_ROW") >> 16) >> self.word("SHIFT")) + 1
         rows = self.array(self.word("ROW_WORDS"), 8 * blocks).view(np.int64)
         return sum(int(np.count_nonzero(words & layout.OWNER)) for words in (rows, self._segment_words()))
@@ -150,7 +150,7 @@ class KeyedMemory:
         return ring[np.arange(since, until) % size]
 
     def rows(self) -> npt.NDArray[np.uint8]:
-        """Returns all rows, (rows, bytes of a row), for whoever knows that nobody else uses them."""
+        """Returns all rows, (rows, bytes of a row), for a caller that knows that nobody else uses them."""
         number = self.word("NEXT_ROW") >> 16
         size = self._spec.row_bytes
         return self.array(self.word("ROWS"), number * size).reshape(number, size)

@@ -3,7 +3,7 @@
 The rule is that of all tables (``docs/decisions/0045-a-call-that-raised.md``). What a kernel has done stands in arrays
 that it writes in one step with its effects: the row of each key that was admitted, whether each key was removed; and in
 this worker's undo slot, how many rows were added to. The rows that an unfinished add has found stay pinned, so none of
-them is another key's by the time that it goes on.
+them is another key's by the time that it continues.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Adding:
         keys, delta: what is added; not kept beyond the call, unless it raises.
         call: what `admit` keeps for itself: whether the safe epoch is known, it, and how many adds a key needs.
         rows: of the keys.
-        complete: all is done, but whoever called may not know it.
+        complete: all is done, but the caller may not know it.
     """
 
     updater: int
@@ -74,7 +74,7 @@ class Adding:
         self.keys, self.delta = self.keys.copy(), self.delta.copy()
 
     def forget(self) -> None:
-        """Begins anew if it is made again: the rows that it has found are pinned no more, and may be other keys'."""
+        """Begins again if it is made again: the rows that it has found are pinned no more, and may be other keys'."""
         self.rows[:] = NOT_YET
 
 
@@ -102,7 +102,7 @@ class Removing:
         self.keys = self.keys.copy()
 
     def forget(self) -> None:
-        """Begins anew if it is made again."""
+        """Begins again if it is made again."""
         self.removed[:] = NOT_YET
 
 
@@ -125,10 +125,10 @@ class Evicting:
 
 @dataclass(eq=False, slots=True)
 class Call:
-    """A user's call, from its beginning until it has returned; the local `this_call` of whoever makes it.
+    """A user's call, from its beginning until it has returned; the local `this_call` of its maker.
 
     A repetition of a call that raised and a call of a signal's handler, made when the one that it has interrupted has
-    done all its work, look the same. They are told apart by the stack: only the handler's has the other below it.
+    done all its work, look the same. The stack distinguishes them: only the handler's has the other below it.
 
     Attributes:
         work: what it does; the one that raised and its repetition share it.

@@ -122,7 +122,7 @@ class KeyedRounds(Synchronous):
         self._read("get", go_and_read, deadline)
 
     def get_rows_again(self, ids: RowIds, out: Array) -> None:
-        """Reads what the last round has left: nobody ends another one without this worker."""
+        """Reads what the last round has left: no other round ends without this worker."""
         with turn(self._lock, self.access.name):
             self.calls.read(ids, out.ctypes.data, None)
 

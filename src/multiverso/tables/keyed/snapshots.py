@@ -47,7 +47,7 @@ class Snapshot(msgspec.Struct, frozen=True):
         table: which table in which job it is of; increments are of the same one.
         generation: the table's when it was made; what is stamped later is in the next one.
         removals: how many keys had been removed from the table by then.
-        keys, removed: how many rows it has, and how many keys it lets go.
+        keys, removed: how many rows it has, and how many keys it removes.
         nbytes: of the file.
     """
 

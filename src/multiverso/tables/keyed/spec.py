@@ -20,7 +20,7 @@ _MOST_IDLE = 50_000  # its ticks begin again after 65,536
 
 @dataclass(frozen=True)
 class Eviction:
-    """Which keys a `KeyedTable` lets go of. Each condition that is given is a reason of its own.
+    """Which keys a `KeyedTable` evicts. Each condition that is given is a reason of its own.
 
     A key is *used* when something is added to it; reading it is not. How often is counted roughly: exactly up to 16,
     then to within a fifth or so.

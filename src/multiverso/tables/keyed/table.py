@@ -28,13 +28,13 @@ _SHORT_SECONDS = 0.001  # what an add spends on keys beyond the most that there 
 class KeyedTable(KeyedContents):
     """Rows of ``dim`` numbers, each under a 64-bit key, that all workers of the job share.
 
-    A row begins to exist when something is added to its key; until then it reads as its *initial row*, which depends
-    on ``seed`` and the key alone, whoever asks. There is no size to give: the table grows in small steps, and no row
-    ever moves. Workers reach it as they reach any table, by function calls on shared memory.
+    A row begins to exist when something is added to its key; until then it reads as its *initial row*, which depends on
+    ``seed`` and the key alone, whichever worker asks. There is no size to give: the table grows in small steps, and no
+    row ever moves. Workers reach it as they reach any table, by function calls on shared memory.
 
     An ``add`` is applied when it returns, row by row, and a row that is read is never torn. A
     worker that is killed in an ``add`` has applied it to a prefix of the keys, to each of them wholly or not at all,
-    and the others go on; a key whose ``add`` has returned is never lost.
+    and the others continue; a key whose ``add`` has returned is never lost.
 
     In a synchronous job (``init(sync=True)``) ``get`` ends a round, as a matrix's does: each key that was added to gets
     one step of its updater with the sum of all workers' deltas, in worker order, and all workers read the same bits.
@@ -60,7 +60,7 @@ class KeyedTable(KeyedContents):
             the updater is plain addition: one call is one step of each row.
         admission: how many adds, one in each call, a key needs before it gets a row, at most 255. The deltas of those
             before are not applied: rare keys cost 16 bytes of the index, and no row.
-        eviction: which keys `tick` and `evict` let go of; None: none. Beyond `most_keys` adds do so by themselves.
+        eviction: which keys `tick` and `evict` remove; None: none. Beyond `most_keys` adds do so by themselves.
         name: create the table by this name, or attach to it.
         session: the session it belongs to; the current one by default.
 
@@ -220,7 +220,7 @@ class KeyedTable(KeyedContents):
         return self._remove(keys, timeout_seconds)
 
     def tick(self, *, seconds: float = _SHORT_SECONDS) -> int:
-        """Lets the table's time go on by one, and evicts keys for a moment. Call it in one worker: each epoch, say.
+        """Advances the table's time by one, and evicts keys for a moment. Call it in one worker: each epoch, say.
 
         Args:
             seconds: as for :meth:`evict`.
@@ -237,7 +237,7 @@ class KeyedTable(KeyedContents):
     def evict(self, *, seconds: float | None = None) -> int:
         """Removes the keys that the table's ``eviction`` names, one segment of a few hundred keys after another.
 
-        Any worker may call it at any time, several at once: each goes on where the last one stopped. It waits for
+        Any worker may call it at any time, several at once: each continues where the last one stopped. It waits for
         nobody: a segment that another worker is changing just now is left out.
 
         Args:
@@ -271,12 +271,12 @@ class KeyedTable(KeyedContents):
         return {"keys": keys, "candidates": candidates, "dead": dead, **self._memory.statistics()}
 
     def check(self) -> dict[str, int]:
-        """Looks at every entry, as fsck does, while nobody adds or removes.
+        """Checks every entry, as fsck does, while no worker adds or removes.
 
         Returns:
             ``keys``, ``twins`` (keys entered twice), ``misplaced`` (entries that a search would not find), ``shared``
             (rows of two entries), ``lost`` (rows of none), ``miscounted`` (by how many keys, candidates and dead
-            entries the segments' counts are wrong) and ``held`` (words that somebody holds). All but ``keys`` are 0 in
+            entries the segments' counts are wrong) and ``held`` (words that a worker holds). All but ``keys`` are 0 in
             a sound table.
         """
         return self._passes.check()
