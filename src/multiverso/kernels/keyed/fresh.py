@@ -1,10 +1,10 @@
 """Fresh rows of a keyed table, and how long a row that was found stays as it is.
 
 A new key's row is claimed in the worker's undo slot first, with a few more for the next keys, so that no other worker
-gets it and none is lost with a worker: the next process with its number continues with them. A row that was found may be
-in use until the call that found it ends, so each call *pins* the epoch in which it begins; no call can be using what was
-removed before every pinned epoch (epoch-based reclamation: Fraser, Practical lock-freedom, 2004). A call of a worker
-that died counts no longer; one of a worker that was stopped only keeps rows from being used again.
+gets it and none is lost with a worker: the next process with its number continues with them. A row that was found may
+be in use until the call that found it ends, so each call *pins* the epoch in which it begins; no call can be using what
+was removed before every pinned epoch (epoch-based reclamation: Fraser, Practical lock-freedom, 2004). A call of a
+worker that died counts no longer; one of a worker that was stopped only keeps rows from being used again.
 """
 
 # mypy: disable-error-code="no-untyped-def,no-untyped-call,no-any-return"
