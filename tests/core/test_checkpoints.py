@@ -238,7 +238,7 @@ def test_more_or_fewer_workers_go_on(
             f"{by}so worker {me} has nothing of its own there: {begins.format(me - 3)}" for me in (3, 4)
         ]
     else:
-        left = {1: "1 worker (0) went on: what was worker 1, 2's", 2: "2 workers (0, 1) went on: what was worker 2's"}
+        left = {1: "1 worker (0) resumed: what was worker 1, 2's", 2: "2 workers (0, 1) resumed: what was worker 2's"}
         assert said == [f"{by}and {left[workers]} own is left out"]
 
 

@@ -233,7 +233,7 @@ def test_without_any_cache_kernels_are_compiled_all_the_same(
 ) -> None:
     monkeypatch.setattr(object_cache.files, "own_directory", nowhere)
     monkeypatch.setattr(on_demand, "built_by_a_child", lambda *_: code)
-    with pytest.warns(RuntimeWarning, match="each process compiles them anew"):
+    with pytest.warns(RuntimeWarning, match="each process compiles them again"):
         assert set(on_demand.link_group("module", NAME, "float32")) == {"scale", "clear"}
 
 

@@ -181,7 +181,7 @@ def test_a_table_that_all_have_asked_for_is_said_to_be_on_its_way(
     with Node(1) as node, Session(node.address) as session:
         monkeypatch.setattr(Session, "wait_graph", lambda session: graph)
         Patience(session, Deadline.after(30), "table number 1").raise_if_over()
-    assert "for table number 1: nobody is missing, it is being made" in capfd.readouterr().err
+    assert "for table number 1: no worker is missing, it is being made" in capfd.readouterr().err
 
 
 def test_waits_in_words() -> None:

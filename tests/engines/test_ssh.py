@@ -194,4 +194,4 @@ def test_a_host_that_falls_silent_keeps_nobody(nodes: list[Machine], folder: Pat
     said = (folder / "said").read_text()
     assert job.returncode == 0, said
     assert "[0] worker 0, life 0, ended" in said
-    assert "multiverso: node2 was lost; the others go on." in said
+    assert "multiverso: node2 was lost; the others continue." in said

@@ -29,6 +29,7 @@ from multiverso.runtime import Session
 from multiverso.runtime.collective.reducer import Reducer, all_reduce
 from multiverso.runtime.several_hosts.reductions import BROKEN, FAILED, LINE, Reductions
 from multiverso.tables import ArrayTableHandler
+from multiverso.wire.requests import Combine
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -109,7 +110,7 @@ def test_a_stream_keeps_little_of_what_was_received_and_refuses_nonsense() -> No
         new_stream().accept(Header(MESSAGE, length=LONGEST_MESSAGE + 1, number=1))
     with pytest.raises(ValueError, match="longest"):
         one.put(bytearray(LONGEST_MESSAGE + 1))
-    with pytest.raises(RefusedError, match="come again"):
+    with pytest.raises(RefusedError, match="restarted"):
         one.connect(2)
 
 
@@ -202,7 +203,7 @@ def test_what_other_nodes_send_is_checked_before_it_is_used() -> None:
 
 
 def test_what_there_is_no_memory_for_is_said_to_whoever_waits_for_it() -> None:
-    """The thread that has received it has said that it is here: it does not come again."""
+    """The thread that has received it has said that it is here: it is not sent again."""
 
     def array(*place: Any) -> Any:
         raise MemoryError("no memory")
@@ -211,7 +212,7 @@ def test_what_there_is_no_memory_for_is_said_to_whoever_waits_for_it() -> None:
     way: Any = SimpleNamespace(send=None, free=None, open=lambda: None, notify=lambda: None)
     memory: Any = SimpleNamespace(address=line.ctypes.data, array=array)
     reductions = Reductions(Roster(0, ("a", "b"), (1, 1), ("127.0.0.1", 1)), way, way, lambda name: memory)
-    reductions.told(0, {"number": 1, "nbytes": 4, "dtype": "float32", "operation": "sum", "signature": 1})
+    reductions.told(0, Combine(1, 1, 4, "float32", "sum"))
     reductions.close()
     assert load64(line.ctypes.data + FAILED) == BROKEN
 

@@ -210,7 +210,7 @@ def test_the_others_go_on_without_the_killed_worker(tmp_path: Path) -> None:
     done = multiverso("run", "-n", 4, "--on-failure", "continue", script(tmp_path, KILLED))
     assert done.returncode == 0, done.stderr
     assert sorted(done.stdout.splitlines()) == [f"[{worker}] sum 7.0" for worker in (0, 2, 3)]
-    assert "was killed by SIGKILL; the others go on." in done.stderr
+    assert "was killed by SIGKILL; the others continue." in done.stderr
 
 
 def test_a_worker_that_ends_before_init_does_not_hold_the_others_up(tmp_path: Path) -> None:

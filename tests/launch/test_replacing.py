@@ -107,7 +107,7 @@ def test_who_fails_again_and_again_is_given_up(tmp_path: Path) -> None:
     job = script(tmp_path, "import os, sys\nsys.exit(3 * int(os.environ['MULTIVERSO_WORKER_ID']))")
     done = multiverso("run", "-n", 2, "--on-failure", "continue", "--replace", 1, job)
     assert done.returncode == 0
-    words = ["it is started again (1 of at most 1 replacements).", "the others go on."]
+    words = ["it is started again (1 of at most 1 replacements).", "the others continue."]
     said = [line for line in done.stderr.splitlines() if "exit code 3" in line]
     assert [line.partition("; ")[2] for line in said[:2]] == words
     refused = multiverso("run", "-n", 2, "--replace", 1, job)

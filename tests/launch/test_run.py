@@ -95,7 +95,7 @@ def test_continue_lets_the_others_go_on(tmp_path: Path) -> None:
     done = multiverso("run", "-n", 3, "--on-failure", "continue", job)
     assert done.returncode == 0
     assert done.stdout.count("finished") == 2
-    assert "failed with exit code 4; the others go on" in done.stderr
+    assert "failed with exit code 4; the others continue" in done.stderr
 
 
 def test_continue_without_any_success_has_the_first_failures_code(tmp_path: Path) -> None:

@@ -203,7 +203,7 @@ def test_a_full_disk_under_our_output_ends_neither_the_job_nor_its_reading(tmp_p
         done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, timeout=100, check=False)
     assert (done.returncode, done.stderr) == (
         0,
-        "multiverso: what the workers write is lost: No space left on device; the job goes on\n",
+        "multiverso: what the workers write is lost: No space left on device; the job continues\n",
     )
 
 

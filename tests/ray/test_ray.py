@@ -282,7 +282,7 @@ try:
             finally:
                 os.kill(first, 18)
             try:
-                wait_for(lambda: "does not come again" in words.getvalue())
+                wait_for(lambda: "is not replaced" in words.getvalue())
             finally:
                 until.touch()
         said["beginning words"] = words.getvalue()
@@ -369,7 +369,7 @@ def test_a_lost_host_of_a_synchronous_job_is_replaced_and_ends_with_everybodys_b
 
 def test_a_host_whose_node_dies_while_it_takes_the_place_has_been_replaced(said: dict[str, Any]) -> None:
     """So often as `replace=` says, and no more: the others go on without it."""
-    assert "its node died while it began), and does not come again" in said["beginning words"]
+    assert "its node died while it began), and is not replaced" in said["beginning words"]
     assert said["beginning"] == ["went on", "went on", "WorkerLostError", "WorkerLostError"]
 
 

@@ -144,7 +144,7 @@ def draw(path: Path, curve: Array) -> None:
     figure = Figure(figsize=(7, 4), layout="tight")
     axes = figure.subplots()
     axes.plot(*curve.T, color="tab:orange")
-    axes.set(xlabel="samples", ylabel="log loss, told before each sample is learnt")
+    axes.set(xlabel="samples", ylabel="log loss, before each sample is learnt")
     figure.savefig(path, dpi=120)
 
 

@@ -44,7 +44,7 @@ def begin_together(
         there = read_generations(store, missing_ok=True)
         if there and not (resume or may_resume()):
             raise SnapshotError(
-                f"{store} holds a run already (saved as {there[-1].folder}). To go on from it: `multiverso "
+                f"{store} holds a run already (saved as {there[-1].folder}). To resume it: `multiverso "
                 "run --resume`, MULTIVERSO_RESUME=1, or checkpoint(..., resume=True); to begin a new one, give "
                 "another directory, or remove this one"
             )

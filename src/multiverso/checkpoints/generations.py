@@ -91,8 +91,8 @@ def refuse_strangers(store: Store, whole: list[Generation]) -> None:
         strange = [name for name in store.names(f"generation-{number}") if not _OURS.fullmatch(name)]
         if strange:
             raise SnapshotError(
-                f"{store}/generation-{number} holds {strange[0]!r}, which nobody has saved here: give a directory that "
-                "is for this run alone; nothing was changed"
+                f"{store}/generation-{number} holds {strange[0]!r}, which was not saved by multiverso: give a "
+                "directory that is for this run alone; nothing was changed"
             )
 
 

@@ -43,7 +43,7 @@ def tell(store: Store, generation: Generation, session: Session, live: list[int]
         )
     elif leads and len(live) < len(generation.workers):
         gone = ", ".join(map(str, generation.workers[len(live) :]))
-        say(f"{by}, and {count(live)} went on: what was worker {gone}'s own is left out")
+        say(f"{by}, and {count(live)} resumed: what was worker {gone}'s own is left out")
 
 
 def say(line: str) -> None:

@@ -174,7 +174,7 @@ def _kernel_cache() -> str:
     if directory is None or told:
         advice = (
             "Set MULTIVERSO_CACHE_DIR to a folder that you alone can write to; until then kernels are compiled "
-            + ("anew in each process." if directory is None else f"and kept in {directory}.")
+            + ("again in each process." if directory is None else f"and kept in {directory}.")
         )
         raise Advice("warn", "the usual folder for compiled kernels cannot be used", advice)
     _try_a_kernel()

@@ -103,10 +103,10 @@ def app(context: click.Context) -> None:
     "--replace",
     type=int,
     default=0,
-    help="With --on-failure continue: restart a failed worker in the same place, while the others go on; this "
+    help="With --on-failure continue: restart a failed worker in the same place, while the others continue; this "
     "many restarts in all (with --hosts, on each host, and as many lost hosts in all).",
 )
-@click.option("--resume", is_flag=True, help="Go on from the newest checkpoint of an earlier run, if there is one.")
+@click.option("--resume", is_flag=True, help="Resume the newest checkpoint of an earlier run, if there is one.")
 @click.option(
     "--hosts",
     help="Hosts' names with commas between them, reached by ssh; or a number: rehearse that many on this "

@@ -37,7 +37,7 @@ def cache_directory() -> Path | None:
     other = next(filter(None, map(_usable_or_none, _elsewhere())), None)
     warnings.warn(
         f"multiverso cannot keep its compiled kernels in {wanted} ({reason}), so "
-        + (f"it keeps them in {other}" if other else "each process compiles them anew")
+        + (f"it keeps them in {other}" if other else "each process compiles them again")
         + "; set MULTIVERSO_CACHE_DIR to a directory that you alone can write to",
         RuntimeWarning,
         stacklevel=2,

@@ -197,7 +197,7 @@ def check_call(
     if not hasattr(replace, "__index__") or replace < 0:
         raise StartupError(f"{what}: replace is {replace!r}; it must be a number of workers, 0 or more.")
     if replace and on_failure == "stop":
-        raise StartupError(f"{what}: replace={replace} is for on_failure='continue', where the others go on.")
+        raise StartupError(f"{what}: replace={replace} is for on_failure='continue', where the others continue.")
 
 
 @contextmanager

@@ -124,7 +124,7 @@ def _start(options: RunOptions, starts: Starts) -> Ended:
 
         def ended(end: WorkerExit) -> None:
             if lost(end) and options.on_failure == "continue":
-                _say(f"{roster.names[end.worker_id]} was lost; the others go on.")
+                _say(f"{roster.names[end.worker_id]} was lost; the others continue.")
             if end.failed and end.worker_id and options.on_failure == "continue":
                 absent = (roster, end.worker_id, "it ended before it had begun")  # if it has not
                 threading.Thread(target=say_absent, args=absent, daemon=True).start()

@@ -87,7 +87,7 @@ def check(options: RunOptions) -> None:
         raise StartupError(f"--replace {options.replace}: it must be 0 or more.")
     if options.replace and options.on_failure == "stop":
         raise StartupError(
-            "--replace is for a job that goes on when a worker fails: add --on-failure continue, or "
+            "--replace is for a job that continues when a worker fails: add --on-failure continue, or "
             "--max-restarts, which starts all workers again."
         )
     if options.exchange and options.hosts is None:

@@ -214,7 +214,7 @@ class Output:
         except OSError as error:  # a full disk: what comes is read and left out, or the workers would wait for ever
             if not self._told_of_loss:
                 self._told_of_loss = True
-                text = f"multiverso: what the workers write is lost: {error.strerror}; the job goes on\n"
+                text = f"multiverso: what the workers write is lost: {error.strerror}; the job continues\n"
                 with contextlib.suppress(OSError):
                     write_all(unbuffered(sys.stderr), text.encode())
 

@@ -50,7 +50,7 @@ class TextReport(Watcher):
     def ended(self, end: WorkerExit) -> None:
         """A worker's process has ended, and none comes in its place."""
         if end.failed and self._going_on:
-            self.warn(f"{end}; the others go on.")
+            self.warn(f"{end}; the others continue.")
 
     def restarting(self, starts: Starts) -> None:
         """The job is about to be started again."""

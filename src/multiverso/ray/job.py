@@ -317,7 +317,7 @@ class Job:
             so_many = _so_many(self._hosts_again)
             _say(f"{host.name} is lost ({why}); it is started again where Ray has room for it ({so_many}).")
         elif self._hosts_again.most:
-            _say(f"{host.name} is lost ({why}), and does not come again: it has done so as often as it may.")
+            _say(f"{host.name} is lost ({why}), and is not replaced: it was replaced as often as it may be.")
 
     def _came(self, host: _HostState, reference: Any) -> None:
         """A node takes a lost one's place, or cannot."""
@@ -326,7 +326,7 @@ class Job:
             address = asked("a lost host's place cannot be taken", lambda: ray.get(reference))
         except StartupError as error:
             if not isinstance(error.__cause__, ray.exceptions.RayActorError):
-                _say(f"{host.name} does not come again: {error}")
+                _say(f"{host.name} is not replaced: {error}")
             elif self._nodes.never_ran(host.number):  # Ray had not noticed yet that its place is gone
                 host.due = time.monotonic() + _AGAIN_SECONDS
             else:

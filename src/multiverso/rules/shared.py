@@ -134,7 +134,7 @@ class Shared:
         if self.table.spec.mean and any(each["staged"] is not None for each in left):
             raise SnapshotError(
                 f"the rule {self.rule.name!r} takes the mean of what workers contribute to a round, and this was saved "
-                "in the middle of one, by more workers than go on: start as many again. Nothing was changed"
+                "in the middle of one, by more workers than resume: start as many again. Nothing was changed"
             )
         for array in (*state["arrays"], *staged):
             if array.shape != (self.table.size,) or array.dtype != self.table.dtype:

@@ -53,7 +53,7 @@ def lost_in_batch(worker: WorkerState) -> WorkerLostError:
     """Returns the error for a worker whose batch must not be taken over."""
     return WorkerLostError(
         f"{names([worker.worker_id])} ({worker.process}) died, or exited without shutdown(), in the middle of a batch. "
-        "To have it dealt again: init(on_lost='continue'), or `multiverso run --on-failure continue`",
+        "To hand it out again: init(on_lost='continue'), or `multiverso run --on-failure continue`",
         [worker.worker_id],
     )
 

@@ -157,7 +157,7 @@ class ParamManager(Resumable):
             self._loaded = False
             warnings.warn(
                 "load_state_dict was called after ParamManager(module): what it changed counts as this worker's "
-                "learning, and adds up if every worker loads. Load before the manager is made, or go on from "
+                "learning, and adds up if every worker loads. Load before the manager is made, or resume from "
                 "manager.save by manager.load",
                 stacklevel=4,
             )

@@ -62,7 +62,7 @@ def resolve(updater: str | Updater) -> Updater:
     if isinstance(updater, str) and updater.partition("_")[0] == "dcasgd":
         raise ValueError(
             f"{updater!r} is a rule, not an updater: it corrects a gradient by how far the values have moved since "
-            "this worker read them, which an updater is not told. A whole model: "
+            "this worker read them, which an updater does not know. A whole model: "
             f"ParamManager(..., rule=multiverso.rules.{updater}(rate)). Rows by number or by key: read them again "
             "before the push, as in 'Delay compensation by row and by key' of docs/how-to/rules.md"
         )

@@ -65,8 +65,8 @@ def check_user(connection: socket.socket, address: str) -> None:
     if uid != os.geteuid():
         raise StartupError(
             f"process {pid} of user {uid} holds {address!r}, the name of this job's node, and this is user "
-            f"{os.geteuid()}: nothing was sent to it. Either the job is over, or somebody else has taken the name: end "
-            "that process, or start the job again"
+            f"{os.geteuid()}: nothing was sent to it. Either the job is over, or another process has taken the name: "
+            "end that process, or start the job again"
         )
 
 

@@ -245,7 +245,7 @@ class BatchClient:
             return []
         until = time.monotonic() + timeout_seconds
         while (link := self._connect(until)) is None:
-            self._requests.wait(None, until, f"a minibatch, and nobody sends any on port {self._port}")
+            self._requests.wait(None, until, f"a minibatch, and no sender is on port {self._port}")
         self._requests.wait(link.connection, until, "a minibatch")
         sender, _ = messages.peer(link.connection)
         received = messages.receive(link.connection)

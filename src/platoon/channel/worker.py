@@ -399,7 +399,6 @@ def _place(control_port: int | None) -> tuple[int, int | None]:
         return (DEFAULT_PORT if control_port is None else control_port), None
     if control_port not in (None, DEFAULT_PORT, int(given)):
         raise PlatoonError(
-            f"this worker was started by a controller on port {given}, but is told to use {control_port}; "
-            "leave the port out"
+            f"this worker was started by a controller on port {given}, but is to use {control_port}; leave the port out"
         )
     return int(given), int(rank)

@@ -193,7 +193,7 @@ class Centre:
             talk, old = self._admit(host, known, theirs.incarnation)
         old.end(_COUNTED_AS_LOST)
         old.close(Deadline.after(_LOST_FLUSH_SECONDS))
-        log(f"{roster.names[host]} has begun anew, and takes its place in the job again")
+        log(f"{roster.names[host]} has restarted, and takes its place in the job again")
         return talk
 
     def _admit(self, host: int, before: int, incarnation: int) -> tuple[Talk, Talk]:

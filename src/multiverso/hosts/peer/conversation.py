@@ -170,5 +170,5 @@ class Conversation(Stream):
         if not self._connected and was_heard and cut >= self._timeouts.ended_seconds:
             return f"the connection to it ended, and was not made again within {self._timeouts.ended_seconds:g} s"
         if now - self._heard_at >= self._timeouts.grace_seconds:
-            return f"nothing was heard of it for {self._timeouts.grace_seconds:g} s"
+            return f"it was silent for {self._timeouts.grace_seconds:g} s"
         return ""

@@ -74,7 +74,7 @@ class Stream(Carried):
         """
         with self._lock:
             if self._incarnation not in (None, incarnation):
-                raise RefusedError("its node has come again, and knows nothing of what was under way")
+                raise RefusedError("its node has restarted, and knows nothing of what was under way")
             self._incarnation = incarnation
             self._connected = self._say = True
             self._ready = False

@@ -176,7 +176,7 @@ def _end(connection: socket.socket) -> None:
 def _peer(connection: socket.socket) -> str:
     with contextlib.suppress(OSError):
         return _place(connection.getpeername()[:2])
-    return "somebody who has gone"
+    return "a process that has gone"
 
 
 def _place(address: tuple[str, int]) -> str:

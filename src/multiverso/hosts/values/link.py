@@ -157,7 +157,7 @@ class Link(Carried):
         with self._state.lock:
             if self._incarnation not in (None, incarnation):
                 if any(part.number for table in self._state.tables.values() for part in table.away.values()):
-                    raise ProtocolError(f"host {self.peer} has begun anew: what had its home there is lost")
+                    raise ProtocolError(f"host {self.peer} has restarted: what had its home there is lost")
                 for table in self._state.tables.values():
                     for here in table.here.values():
                         here.applied = 0

@@ -35,7 +35,7 @@ def tell_all(session: Session, note: str) -> dict[int, str]:
     silent = [worker for worker, text in said.items() if text is None]
     if silent:
         raise MultiversoError(
-            f"{names(silent)} went on without a word (interrupted, perhaps) where all workers tell each other "
+            f"{names(silent)} continued without answering (interrupted, perhaps) where all workers exchange "
             "something; nothing was changed: all have to do it again"
         )
     return {worker: text for worker, text in said.items() if text is not None}
@@ -46,7 +46,7 @@ def _tell(session: Session, note: str) -> dict[int, str | None]:
     if is_behind(session):
         raise MultiversoError(
             f"worker {session.worker_id} has taken the place of one that died, and the others have saved or loaded "
-            "together before that: what it goes on from comes from mv.checkpoint (mv.incarnation() tells that it "
+            "together before that: what it resumes from comes from mv.checkpoint (mv.incarnation() tells that it "
             "is a replacement)"
         )
     if session.hosts:

@@ -250,7 +250,7 @@ def _mpich(
         if number is None:
             raise StartupError(
                 f"PMI_RANK={worker_id} and PMI_SIZE={workers_num} say that MPICH started this worker, but no "
-                "MPICH process is above it and its control socket is closed, so its job cannot be told from "
+                "MPICH process is above it and its control socket is closed, so its job cannot be distinguished from "
                 "another. Unset both if they are left over; otherwise start with `multiverso run -n N`."
             )
         identity = f"socket {number}"

@@ -101,7 +101,7 @@ def raise_if_late(control: Control, workers_num: int | None, deadline: Deadline)
     there = ", ".join(str(worker) for worker, state in here.items() if state.participation == at.ACTIVE)
     raise WaitTimeoutError(
         f"gave up after {deadline} waiting for the other workers to start: "
-        f"{'; '.join(said) or 'the node did not let anybody begin'}; there are workers {there} of {workers_num}. "
+        f"{'; '.join(said) or 'the node let no worker begin'}; there are workers {there} of {workers_num}. "
         "A longer deadline: init(start_timeout_seconds=)"
     )
 
@@ -113,6 +113,6 @@ def withdraw(link: NodeLink) -> bool:
         Whether the node agrees; otherwise the worker has left, or is lost.
     """
     with contextlib.suppress(MultiversoError, OSError, ValueError):
-        link.ask(Withdraw(), time.monotonic() + _WITHDRAW_SECONDS, "leave to come again")
+        link.ask(Withdraw(), time.monotonic() + _WITHDRAW_SECONDS, "leave to call init again")
         return True
     return False

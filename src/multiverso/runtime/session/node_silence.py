@@ -66,7 +66,7 @@ def _all_stopped(states: str) -> bool:
 
 def _stopped_node(pid: int) -> str:
     return (
-        f"the job's node is stopped: process {pid} ({_command(pid)}); `kill -CONT {pid}` lets it go on, "
+        f"the job's node is stopped: process {pid} ({_command(pid)}); `kill -CONT {pid}` lets it continue, "
         f"`kill -KILL {pid}` ends the job"
     )
 

@@ -19,7 +19,7 @@ from multiverso.runtime.session.view import SessionView
 _WARN_SECONDS = 10.0
 _STOPPED_SECONDS = 1.0
 _STILL_SECONDS = 1.5
-_ADVICE = ". To go on without lost workers: init(on_lost='continue'), or `multiverso run --on-failure continue`"
+_ADVICE = ". To continue without lost workers: init(on_lost='continue'), or `multiverso run --on-failure continue`"
 
 _READ_EQUALLY = (
     "With sync=True and staleness= every worker has to read the same tables equally often "
@@ -43,9 +43,9 @@ _TO_DO = {
 }
 _REPLACED = (
     "A worker in the place of one that died begins at the program's first line, and takes part in the others' next "
-    "round. So a loop that counts its own turns, or has a barrier() in each, cannot go on: end loops by table.version "
-    "or by a value, with barriers outside of them, and make tables in the order in which the loop reads them; or have "
-    "the whole job started again (--max-restarts with multiverso.checkpoint) instead of --replace"
+    "round. So a loop that counts its own turns, or has a barrier() in each, cannot continue: end loops by "
+    "table.version or by a value, with barriers outside of them, and make tables in the order in which the loop reads "
+    "them; or have the whole job started again (--max-restarts with multiverso.checkpoint) instead of --replace"
 )
 
 
@@ -126,7 +126,7 @@ class Patience:
             return f"process {wait.holder} holds the lock (stopped, or being debugged?)"
         missing = graph.missing(wait) if wait is not None else []
         if not missing and wait is not None and wait.kind == at.FOR_TABLE:
-            return "nobody is missing, it is being made"
+            return "no worker is missing, it is being made"
         return f"missing {names(missing)}" if missing else "it is not known who is missing"
 
     def _everyone(self) -> str:
@@ -172,7 +172,7 @@ class Patience:
         if in_rounds and any(worker.incarnation for worker in live):
             advice = [_REPLACED]
         return DeadlockError(
-            "all workers wait for different things, so nobody can go on: "
+            "all workers wait for different things, so none can continue: "
             f"{'; '.join(graph.describe(time.monotonic_ns()))}. {'. '.join(dict.fromkeys(advice))}"
         )
 

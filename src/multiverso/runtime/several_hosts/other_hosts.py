@@ -237,7 +237,7 @@ class OtherHosts(Hosts):
     def _refuse_told(self) -> None:
         lost = self.control.lost()
         if lost and not self.control.continues:
-            self._asking.refuse(lost_error(lost, "before it had told what others wait for"))
+            self._asking.refuse(lost_error(lost, "before it had sent what others wait for"))
 
     def _anybody_lost(self) -> bool:
         return any(worker.liveness == at.LOST for worker in self.control.workers())

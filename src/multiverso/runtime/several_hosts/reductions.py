@@ -175,7 +175,7 @@ class Reductions:
         if name not in self._segments:
             segment = self._memory(name)
             if segment is None:
-                raise MultiversoError(f"nobody shares memory by the name {name}")
+                raise MultiversoError(f"no worker shares memory by the name {name}")
             self._segments[name] = segment
         return self._segments[name]
 
