@@ -138,6 +138,30 @@ def test_an_asynchronous_run_is_resumed_by_other_workers(tmp_path: Path, workers
     assert len(read_generations(open_store(tmp_path))) == 1
 
 
+def test_a_synchronous_checkpoint_has_a_keyed_table_of_its_step(tmp_path: Path) -> None:
+    """It was written beside the training, with whatever rounds had passed by then."""
+
+    def work(session: Session) -> Any:
+        table = mv.KeyedTable(2, updater=mv.updaters.adagrad(0.1), session=session)
+        with mv.checkpoint(tmp_path, session=session) as checkpoint:
+            for step in range(60):
+                table.add([[1, 2]] * 2, [0, 1 + step])
+                rows = table.get(range(70))
+                if step == 9:
+                    checkpoint.save({"rows": rows})
+        return rows.tolist()
+
+    def read(session: Session) -> Any:
+        table = mv.KeyedTable(2, updater=mv.updaters.adagrad(0.1), session=session)
+        with mv.checkpoint(tmp_path, resume=True, session=session) as checkpoint:
+            saved = checkpoint.restore()["rows"]
+        return saved.tolist(), table.get(range(70)).tolist()
+
+    last = together(work, 2, sync=True)
+    for saved, loaded in together(read, 2, sync=True):
+        assert saved == loaded != last[0]
+
+
 def open_url(place: Path) -> str:
     return f"file://{place}"
 

@@ -18,7 +18,7 @@ import multiverso as mv
 from multiverso.cli.doctor import Finding, examine
 from multiverso.cli.show import show_findings
 from multiverso.cli.top import Rates, chosen, render_workers
-from multiverso.runtime.discovery.running_nodes import node_addresses
+from multiverso.wire.messages import node_addresses
 
 ESSENTIAL = ("platform", "/proc", "shared memory", "abstract sockets", "robust lock", "lock deadline", "futex")
 

@@ -16,7 +16,7 @@ from rich.text import Text
 
 from multiverso.errors import MultiversoError, StartupError
 from multiverso.runtime import observe
-from multiverso.runtime.discovery.running_nodes import node_addresses
+from multiverso.wire.messages import node_addresses
 
 Status = dict[str, Any]
 

@@ -27,7 +27,6 @@ from multiverso.layout import keyed as keyed_layout
 from multiverso.layout import words as at
 from multiverso.memory.segment import Segment
 from multiverso.memory.words import load64
-from multiverso.runtime.discovery.running_nodes import node_addresses
 from multiverso.runtime.session.node_link import NodeLink
 from multiverso.spec.modes import BY_CODE
 from multiverso.spec.table import DTYPES, TableSpec
@@ -35,7 +34,7 @@ from multiverso.tables.convert import as_row_ids
 from multiverso.tables.keyed.keys import as_keys
 from multiverso.tables.keyed.memory import memory_name
 from multiverso.tables.output import Output, fresh, into
-from multiverso.wire.messages import Message
+from multiverso.wire.messages import Message, node_addresses
 from multiverso.wire.requests import Look
 from multiverso.wire.trust import SECRET_VARIABLE
 

@@ -13,6 +13,7 @@ import select
 import socket
 import struct
 import time
+from pathlib import Path
 from typing import Any
 
 PROTOCOL = 2
@@ -22,6 +23,8 @@ _MOST_DESCRIPTORS = 8
 _BACKLOG = 4096  # the most that Linux lets wait; strangers may fill it, until the node has looked at each
 _SLICE_SECONDS = 0.5
 _F_GET_SEALS = 1034
+_ACCEPTS_CONNECTIONS = 0x10000  # __SO_ACCEPTCON in /proc/net/unix
+_PREFIX = "multiverso-"
 
 Message = dict[str, Any]
 
@@ -155,6 +158,26 @@ def _read_long(descriptor: int, size: Any) -> bytes:
         if type(size) is not int or not 0 <= size <= min(_LARGEST, os.fstat(file.fileno()).st_size):
             raise ValueError("a long message of another size than it says, or of more than is taken")
         return os.pread(file.fileno(), size, 0)
+
+
+def listening_sockets(table: str | None = None) -> dict[str, str]:
+    """Lists the abstract sockets that accept connections here, also other users': their inodes, by name.
+
+    Args:
+        table: the text of /proc/net/unix, which is read by default.
+    """
+    text = Path("/proc/net/unix").read_text() if table is None else table
+    rows = (row.split(maxsplit=7) for row in text.splitlines()[1:])
+    return {
+        row[7][1:]: row[6]
+        for row in rows
+        if len(row) == 8 and row[7].startswith("@") and int(row[3], 16) & _ACCEPTS_CONNECTIONS
+    }
+
+
+def node_addresses(table: str | None = None) -> list[str]:
+    """Lists the nodes that run here, also other users', by `listening_sockets`."""
+    return sorted(name for name in listening_sockets(table) if name.startswith(_PREFIX))
 
 
 def peer(connection: socket.socket) -> tuple[int, int]:

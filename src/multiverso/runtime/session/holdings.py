@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import time
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from io import FileIO
 
 import numpy as np
@@ -18,46 +17,12 @@ from multiverso.memory.shared import SharedMemory
 from multiverso.runtime.session.handles import Handle
 from multiverso.runtime.session.node_link import NodeLink
 from multiverso.runtime.session.patience import Patience
+from multiverso.runtime.session.replacing import await_the_others
 from multiverso.runtime.session.view import SessionView
 from multiverso.shards.shard import Shard
 from multiverso.spec.table import MemorySpec, TableSpec
 from multiverso.wire.messages import Message
 from multiverso.wire.requests import Close, Create, Initialised, MemoryRequest, Share
-
-_LONGEST_SECONDS = 10.0  # then they train for long between two rounds, or have no use for that table any more
-_LOOK_SECONDS = 0.01
-_STILL_SECONDS = 0.5  # they have to wait for the same so long: one that continues shows its last wait for a moment
-
-
-def await_the_others(session: SessionView, tables: Mapping[int, Shard], patience: Patience) -> None:
-    """Before a replacement asks for a second table: waits until all others wait for it, or ten seconds.
-
-    In a synchronous job a worker takes part in a table's rounds from its constructor on. If both tables were made while
-    the others were between the rounds of the two, it would begin the first in the next turn of their loop and the
-    second in this one: each would wait for the other forever. Once the others wait for it they are at one place of the
-    loop, and so is it.
-
-    Args:
-        session: this worker's session.
-        tables: those that it has, by number.
-        patience: raises where waiting is pointless.
-    """
-    if not session.incarnation or not session.consistency.in_rounds:
-        return
-    places = (shard.progress().members.get(session.worker_id) for shard in tables.values())
-    if any(place is not None and place.has_begun for place in places):
-        return  # it goes through rounds already
-    end = Deadline.after(patience.deadline.left(2 * _LONGEST_SECONDS) / 2)  # the table needs time of its own
-    seen, since = None, 0.0
-    while not end.passed:
-        waits, now = session.wait_graph().waits_for_newcomers(), time.monotonic()
-        if waits is None or waits != seen:
-            seen, since = waits, now
-        elif not waits or now - since >= _STILL_SECONDS:
-            return
-        patience.raise_if_over()
-        time.sleep(_LOOK_SECONDS)
-
 
 Fill = Callable[[Shard, bool, int], None]
 

@@ -12,6 +12,7 @@ import time
 from pathlib import Path
 
 from multiverso.errors import StartupError
+from multiverso.wire.messages import listening_sockets
 
 _ASLEEP_SECONDS = 1.0
 _IDLE = "STtZX"  # as in proc(5)
@@ -74,11 +75,10 @@ def _stopped_node(pid: int) -> str:
 def holders(address: str) -> list[int]:
     """Returns the processes, of those that we may look at, that hold a listening socket of this abstract name."""
     try:
-        rows = [line.split() for line in Path("/proc/net/unix").read_text().splitlines()[1:]]
+        inode = listening_sockets().get(address)
     except OSError:
         return []  # no /proc
-    sockets = {f"socket:[{row[6]}]" for row in rows if row[7:] == ["@" + address] and row[3] == "00010000"}
-    return [pid for pid in _processes() if sockets & _targets(pid)] if sockets else []
+    return [pid for pid in _processes() if f"socket:[{inode}]" in _targets(pid)] if inode else []
 
 
 def _processes() -> list[int]:

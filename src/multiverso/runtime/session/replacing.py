@@ -3,11 +3,20 @@
 from __future__ import annotations
 
 import sys
+import time
+from collections.abc import Mapping
 
-from multiverso.runtime.session.session import Session
+from multiverso.deadline import Deadline
+from multiverso.runtime.session.patience import Patience
+from multiverso.runtime.session.view import SessionView
+from multiverso.shards.shard import Shard
+
+_LONGEST_SECONDS = 10.0  # then they train for long between two rounds, or have no use for that table any more
+_LOOK_SECONDS = 0.01
+_STILL_SECONDS = 0.5  # they have to wait for the same so long: one that continues shows its last wait for a moment
 
 
-def is_behind(session: Session) -> bool:
+def is_behind(session: SessionView) -> bool:
     """Returns whether the others have passed this worker's next barrier: it has taken the place of one that died."""
     if not session.incarnation:
         return False
@@ -17,7 +26,7 @@ def is_behind(session: Session) -> bool:
     return any(other.barrier > session.barriers + 1 for other in others)
 
 
-def leaves_values(session: Session, what: str, steps: int = 0) -> bool:
+def leaves_values(session: SessionView, what: str, steps: int = 0) -> bool:
     """Returns whether a load is to change nothing, and says so.
 
     A dead worker's program begins again here: what it loads at its start the others have trained on since. What all
@@ -36,3 +45,33 @@ def leaves_values(session: Session, what: str, steps: int = 0) -> bool:
         "now, and is not loaded\n"
     )
     return True
+
+
+def await_the_others(session: SessionView, tables: Mapping[int, Shard], patience: Patience) -> None:
+    """Before a replacement asks for a second table: waits until all others wait for it, or ten seconds.
+
+    In a synchronous job a worker takes part in a table's rounds from its constructor on. If both tables were made while
+    the others were between the rounds of the two, it would begin the first in the next turn of their loop and the
+    second in this one: each would wait for the other forever. Once the others wait for it they are at one place of the
+    loop, and so is it.
+
+    Args:
+        session: this worker's session.
+        tables: those that it has, by number.
+        patience: raises where waiting is pointless.
+    """
+    if not session.incarnation or not session.consistency.in_rounds:
+        return
+    places = (shard.progress().members.get(session.worker_id) for shard in tables.values())
+    if any(place is not None and place.has_begun for place in places):
+        return  # it goes through rounds already
+    end = Deadline.after(patience.deadline.left(2 * _LONGEST_SECONDS) / 2)  # the table needs time of its own
+    seen, since = None, 0.0
+    while not end.passed:
+        waits, now = session.wait_graph().waits_for_newcomers(), time.monotonic()
+        if waits is None or waits != seen:
+            seen, since = waits, now
+        elif not waits or now - since >= _STILL_SECONDS:
+            return
+        patience.raise_if_over()
+        time.sleep(_LOOK_SECONDS)

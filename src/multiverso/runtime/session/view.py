@@ -37,6 +37,9 @@ class SessionView(Protocol):
     def barriers(self) -> int:
         """The number of the last barrier that this worker has passed."""
 
+    def count_barriers(self, number: int) -> None:
+        """Counts this worker as past so many barriers."""
+
     @property
     def node_lost(self) -> bool:
         """Whether the node is gone."""

@@ -54,7 +54,11 @@ class KeyedContents(HeldKeyedTable):
 
         Other workers' adds meanwhile may be in it or not: call ``barrier()`` first for an exact moment.
         """
-        saving.save(path, self._spec, self._content(0))
+        self.copied().save(path)
+
+    def copied(self) -> saving.Copied:
+        """Returns what :meth:`save` writes; in a synchronous job all of it is of this worker's last round."""
+        return saving.Copied(self._spec, self._content(0))
 
     def save_increment(self, directory: str | os.PathLike[str], *, whole: bool = False) -> Snapshot:
         """Writes what has changed since the last snapshot in a directory; everything the first time.

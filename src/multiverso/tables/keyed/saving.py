@@ -41,6 +41,18 @@ class Content:
     ticks: int = 0
 
 
+@dataclass(frozen=True)
+class Copied:
+    """A table as it was at a moment."""
+
+    spec: KeyedSpec
+    content: Content
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Writes it to a file."""
+        save(path, self.spec, self.content)
+
+
 def save(path: str | os.PathLike[str], spec: KeyedSpec, content: Content, more: dict[str, str] | None = None) -> bytes:
     """Writes keys (n,), values (n, dim) and updater state to one file, whole or not at all; returns its bytes."""
     from safetensors.numpy import save as serialise
