@@ -162,6 +162,57 @@ def test_a_synchronous_checkpoint_has_a_keyed_table_of_its_step(tmp_path: Path) 
         assert saved == loaded != last[0]
 
 
+def added_by(session: Session, place: Path, steps: int) -> Any:
+    """Adds at each step, and reads at the begin of the next one, as embeddings do; returns the tables at the end."""
+    table = mv.ArrayTableHandler(3, updater=mv.updaters.adagrad(0.1), session=session)
+    matrix = mv.MatrixTableHandler(2, 2, session=session)
+    keyed = mv.KeyedTable(
+        2, updater=mv.updaters.chain(mv.updaters.clip(norm=2.0), mv.updaters.adagrad(0.1)), session=session
+    )
+    with mv.checkpoint(place, every=5, session=session) as checkpoint:
+        own = checkpoint.restore()
+        for step in range(own["step"] if own else 0, steps):
+            table.get(), matrix.get(), keyed.get([0, 1])
+            for part in range(2):
+                table.add([session.worker_id + 0.1 * step] * 3)
+                matrix.add([[step, part]], [part])
+                keyed.add([[1, 2]], [part + session.worker_id])
+            checkpoint.step({"step": step + 1})
+    return [t.tolist() for t in (table.get(), matrix.get(), keyed.get([0, 1, 2]))]
+
+
+@pytest.mark.parametrize("others", [1, 2, 3])
+def test_a_synchronous_checkpoint_has_what_no_round_has_taken_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, others: int
+) -> None:
+    """What workers had added since their last read was lost."""
+    whole = together(lambda s: added_by(s, tmp_path / "whole", 5), 2, sync=True)
+    together(lambda s: added_by(s, tmp_path / "cut", 5), 2, sync=True)
+    monkeypatch.setenv("MULTIVERSO_RESUME", "1")
+    assert together(lambda s: added_by(s, tmp_path / "cut", 5), others, sync=True) == [whole[0]] * others
+    if others == 2:
+        monkeypatch.delenv("MULTIVERSO_RESUME")
+        longer = together(lambda s: added_by(s, tmp_path / "longer", 9), 2, sync=True)
+        monkeypatch.setenv("MULTIVERSO_RESUME", "1")
+        assert together(lambda s: added_by(s, tmp_path / "cut", 9), 2, sync=True) == longer
+
+
+def test_a_mean_that_fewer_workers_cannot_finish_is_refused(tmp_path: Path) -> None:
+    def work(session: Session, resume: bool) -> Any:
+        table = mv.ArrayTableHandler(3, updater="mean", session=session)
+        with mv.checkpoint(tmp_path, resume=resume, session=session) as checkpoint:
+            if resume:
+                with pytest.raises(SnapshotError, match="as many again"):
+                    checkpoint.restore()
+                return table.get().tolist()
+            table.add([1.0] * 3)
+            checkpoint.save()
+        return table.get().tolist()
+
+    assert together(lambda s: work(s, False), 2, sync=True) == [[1.0] * 3] * 2
+    assert together(lambda s: work(s, True), 1, sync=True) == [[0.0] * 3]
+
+
 def open_url(place: Path) -> str:
     return f"file://{place}"
 

@@ -130,7 +130,16 @@ class Checkpoint(InProcess):
             left = tuple(left["managers"][index] for left in parts.left)
             return Parts(parts.own["managers"][index], common, parts.newcomer, left)
 
+        tables = self._tables()
+
         def check(parts: Parts) -> None:
+            for key in {key for left in parts.left for key in left.get("unread", ())}:
+                if key in tables and tables[key]._takes_mean:
+                    raise SnapshotError(
+                        f"the updater of {tables[key]!r} takes the mean of what workers add in a round, and this was "
+                        "saved in the middle of one, by more workers than resume: start as many again. Nothing was "
+                        "changed"
+                    )
             if len(parts.own["managers"]) != count:
                 raise SnapshotError(f"{len(parts.own['managers'])} managers were saved, and here are {count}")
             for index, manager in enumerate(self._managers):
@@ -140,10 +149,14 @@ class Checkpoint(InProcess):
             for index, manager in enumerate(self._managers):
                 manager.apply_parts(part(parts, index))
             self.newcomer = parts.newcomer
+            if not self._session.incarnation:  # the others have long read what the dead one had added
+                for saved in parts.left if parts.newcomer else (parts.own, *parts.left):
+                    for key, added in saved.get("unread", {}).items():
+                        tables[key]._add_unread(*added)
 
         if self._session.incarnation:
             return self._restore_alone(check, apply)
-        found = load(self._session, self._place, self._tables(), check, apply)
+        found = load(self._session, self._place, tables, check, apply)
         own: dict[str, Any] | None = found.own["own"] if found else None
         return own
 
@@ -293,6 +306,9 @@ class Checkpoint(InProcess):
         common = [each.common for each in parts]
         at_barrier = (self._session.job, self._session.barriers)
         state = {"own": handed or {}, "managers": [each.own for each in parts], "barriers": at_barrier}
+        if self._in_rounds:  # a rule keeps its own
+            unread = {key: table._unread() for key, table in self._tables().items() if not key.startswith("manager-")}
+            state["unread"] = {key: list(added) for key, added in unread.items() if added is not None}
         return Packed.of(Parts(state, common if any(common) else None))
 
     def _leads(self) -> bool:

@@ -9,6 +9,7 @@ from typing import Any, overload
 import numpy as np
 import numpy.typing as npt
 
+from multiverso.consistency.protocol import Call
 from multiverso.deadline import Deadline
 from multiverso.errors import NotInThisJobError
 from multiverso.layout import words as at
@@ -333,6 +334,21 @@ class TableHandler(HeldTable[Scalar]):
         self._how.snapshot(values)
         states = [np.array(state) for state in self._states()]
         return saving.Copied(self._spec, self.version, values, states)
+
+    def _unread(self) -> tuple[Array, ...] | None:
+        """In a synchronous job: what this worker has added since its last read, as `add` takes it; None: nothing.
+
+        Raises:
+            InterruptedRoundError: a read was interrupted and has to be finished first.
+        """
+        self._ready(None)
+        added = self._how.staged()
+        return None if added is None else (added,)
+
+    def _add_unread(self, delta: Array) -> None:
+        """Adds again what `_unread` returned, as it is: it was clipped before."""
+        self._ready(None)
+        self._how.add(delta, Call())
 
     def load(self, path: str | os.PathLike[str]) -> None:
         """Replaces values and updater state by what :meth:`save` wrote.

@@ -47,7 +47,7 @@ class Table(InProcess, Generic[Spec]):
     def __init__(self, session: Session, spec: Spec, updater: Updater) -> None:
         self._session, self._spec = session, spec
         self._dtype = np.dtype(spec.dtype)
-        self._clip = updater.clip
+        self._clip, self._takes_mean = updater.clip, updater.mean
         self._schedule = updater.schedule
         self._before_me = session.control.before_here(session.worker_id) if updater.schedule else []
         self._transforms = not (self._clip is None and self._schedule is None)

@@ -16,11 +16,11 @@ from multiverso.kernels.keyed.initial_rows import write_initial
 from multiverso.kernels.keyed.row_words import (
     add_to_rows,
     count_up,
-    hand_of,
     keyed_line,
     owner_of,
     read_rows,
     settle_row,
+    undo_slot_of,
 )
 from multiverso.kernels.keyed.rows import enter_key, used
 from multiverso.kernels.stripe_words import undo_slot_in
@@ -136,7 +136,7 @@ def enter(control: Address, base: Address, me: Int) -> Int:
     owner = owner_of(base, me)
     unpin(keyed_line(base, owner))
     settle_row(control, base, me)
-    undo = hand_of(base, owner)
+    undo = undo_slot_of(base, owner)
     segment = load_acquire64(undo + at.SEGMENT) - 1
     if segment >= 0:
         value = load_acquire64(word_at(base, segment))

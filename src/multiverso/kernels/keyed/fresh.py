@@ -23,7 +23,7 @@ from multiverso.compiling.atomics import (
 )
 from multiverso.compiling.declaring import inner
 from multiverso.kernels.keyed.initial_rows import store_number, write_initial
-from multiverso.kernels.keyed.row_words import hand_of, is_dead
+from multiverso.kernels.keyed.row_words import is_dead, undo_slot_of
 from multiverso.kernels.stripe_words import owner_word, undo_slot_in
 from multiverso.layout.keyed import (
     CLAIMED,
@@ -116,7 +116,7 @@ def claim_after(claim):
 @inner
 def give_claimed(base, owner):
     """A key has got the row that this worker has claimed."""
-    claim = hand_of(base, owner) + at.CLAIM
+    claim = undo_slot_of(base, owner) + at.CLAIM
     store_release64(claim, claim_after(load_acquire64(claim)))
 
 
@@ -124,7 +124,7 @@ def give_claimed(base, owner):
 def settle_next(base, last):
     """The worker that got the last rows may have died before it could note that: then this does."""
     if last & 0xFFFF:
-        place = hand_of(base, last & 0xFFFF) + at.CLAIM
+        place = undo_slot_of(base, last & 0xFFFF) + at.CLAIM
         claim = load_acquire64(place)
         if claim & 3 == CLAIMING and _end_of(claim) == last >> 16:
             compare_swap64(place, claim, claim - CLAIMING + CLAIMED)
@@ -170,7 +170,7 @@ def claim_row(base, owner, undo, key):
 @inner
 def settle_claim(base, owner):
     """A new attachment finds out whether the rows that an earlier one tried to get are its own."""
-    place = hand_of(base, owner) + at.CLAIM
+    place = undo_slot_of(base, owner) + at.CLAIM
     claim = load_acquire64(place)
     if claim & 3 == CLAIMING:
         last = load_acquire64(base + at.NEXT_ROW)

@@ -32,7 +32,7 @@ from multiverso.compiling.atomics import (
 from multiverso.compiling.declaring import inner
 from multiverso.kernels.keyed.buckets import bring_nearer, counts_at, home_of, put, recount, remove_moved, scan, survey
 from multiverso.kernels.keyed.fresh import claim_after
-from multiverso.kernels.keyed.row_words import count_up, hand_of, is_dead, keyed_line, rows_at
+from multiverso.kernels.keyed.row_words import count_up, is_dead, keyed_line, rows_at, undo_slot_of
 from multiverso.kernels.stripe_words import nap, undo_slot_in
 from multiverso.kernels.waits import end_wait
 from multiverso.layout.keyed import (
@@ -183,7 +183,7 @@ def split(base, segment, word, line):
 @inner
 def _settle_claim(base, dead, segment):
     """Drops the claim of a dead owner of a segment if its row has been entered there."""
-    undo = hand_of(base, dead)
+    undo = undo_slot_of(base, dead)
     claim = load_acquire64(undo + at.CLAIM)
     if claim & 3 != CLAIMED:
         return
@@ -197,7 +197,7 @@ def _settle_claim(base, dead, segment):
 def take_over_segment(base, owner, segment, value):
     """The owner of a segment's word is dead: the word becomes mine, and what it had begun is finished."""
     mine = (value & ~OWNER) | owner
-    store_release64(hand_of(base, owner) + at.SEGMENT, segment + 1)
+    store_release64(undo_slot_of(base, owner) + at.SEGMENT, segment + 1)
     # before the word is mine: if I die then, its owner is unknown
     _settle_claim(base, value, segment)
     if compare_swap64(word_at(base, segment), value, mine) == value:

@@ -28,7 +28,7 @@ from multiverso.kernels.keyed.index import (
     take_over_segment,
     word_at,
 )
-from multiverso.kernels.keyed.row_words import count_up, hand_of, hold_row, is_dead, keyed_line, owner_of
+from multiverso.kernels.keyed.row_words import count_up, hold_row, is_dead, keyed_line, owner_of, undo_slot_of
 from multiverso.kernels.keyed.segments import SEGMENT_ENTRIES, take_segment
 from multiverso.layout.keyed import (
     BUCKET_BYTES,
@@ -231,7 +231,7 @@ def evict(control: Address, base: Address, me: Int, seen: Words, until_ns: Int) 
         until_ns: CLOCK_MONOTONIC; at least one segment is looked at.
     """
     owner = owner_of(base, me)
-    line, undo = keyed_line(base, owner), hand_of(base, owner)
+    line, undo = keyed_line(base, owner), undo_slot_of(base, owner)
     total = _total(base)
     while seen[0] < WHOLE:
         pattern = load_acquire64(base + at.EVICT_AT)

@@ -32,7 +32,7 @@ from multiverso.kernels.codes import DONE, FULL
 from multiverso.kernels.dense import add_into, copy_into, end_call
 from multiverso.kernels.keyed.fresh import stamp
 from multiverso.kernels.keyed.index import ABSENT, fetch_to_enter, seek
-from multiverso.kernels.keyed.row_words import count_up, hand_of, hold_row, keyed_line, owner_of
+from multiverso.kernels.keyed.row_words import count_up, hold_row, keyed_line, owner_of, undo_slot_of
 from multiverso.kernels.keyed.rows import enter_key
 from multiverso.kernels.rounds.folding import NOTHING, WHOLE, divide_by
 from multiverso.kernels.rounds.steps import STAGED, finish, go_through, members_in
@@ -186,7 +186,7 @@ def _fold_key(base, how, number, ids, first, key, entering, like):
     place = keyed + load64(keyed + at.ROWS) + row * size
     changed_in = place + size - 8
     if load64(changed_in) != number:
-        undo = hand_of(keyed, owner)
+        undo = undo_slot_of(keyed, owner)
         stamp(keyed, row)
         move(undo + at.COPY, place, size)
         store_release64(undo + at.UNDO_ROW, row + 1)

@@ -49,7 +49,7 @@ def keyed_line(base, owner):
 
 
 @inner
-def hand_of(base, owner):
+def undo_slot_of(base, owner):
     """Returns the address of an owner's undo slot."""
     return base + load_acquire64(base + at.UNDO_SLOTS) + load_acquire64(base + at.UNDO_BYTES) * undo_slot_in(owner)
 
@@ -99,14 +99,14 @@ def rows_at(base, me):
 def await_row(control, base, owner, word):
     """Waits until nobody holds a row word, taking it over from the dead: its value, or -TIMED_OUT."""
     me = undo_slot_in(owner)
-    return await_word(rows_at(base, me), control, me, hand_of(base, owner), word)
+    return await_word(rows_at(base, me), control, me, undo_slot_of(base, owner), word)
 
 
 @inner
 def hold_row(control, base, owner, word):
     """Takes a row word: its value before, or -TIMED_OUT."""
     me = undo_slot_in(owner)
-    return hold(rows_at(base, me), control, me, owner, hand_of(base, owner), word)
+    return hold(rows_at(base, me), control, me, owner, undo_slot_of(base, owner), word)
 
 
 @inner
@@ -126,7 +126,7 @@ def add_to_rows(control, base, updater, me, rows, delta, progress):
     wanted = columns * load_acquire64(base + at.ITEMSIZE)
     values, words = base + load_acquire64(base + at.ROWS), base + load_acquire64(base + at.ROW_WORDS)
     shift, owner = load_acquire64(base + at.SHIFT), owner_of(base, me)
-    stamps, undo = base + load_acquire64(base + at.STAMPS), hand_of(base, owner)
+    stamps, undo = base + load_acquire64(base + at.STAMPS), undo_slot_of(base, owner)
     for k in range(progress, min(progress + _AHEAD, rows.size)):
         _send_for(values, words, stamps, shift, size, int(rows[k]))
     for k in range(progress, rows.size):
@@ -194,7 +194,7 @@ def read_rows(control, base, me, rows, out, wanted, progress):
             tries += 1
             if tries > _TRIES:  # a hot block: read under the word, which is given back unchanged
                 held = rows_at(base, me)
-                value = hold(held, control, me, owner, hand_of(base, owner), word)
+                value = hold(held, control, me, owner, undo_slot_of(base, owner), word)
                 if value < 0:
                     return (k << 16) | -value
                 move(out + k * wanted, values + row * size, wanted)

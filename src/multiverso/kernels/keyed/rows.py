@@ -21,7 +21,7 @@ from multiverso.kernels.codes import FULL
 from multiverso.kernels.keyed.buckets import LOW_56, ONES, count, counts_at, fill, home_of, put, scan, tag_of
 from multiverso.kernels.keyed.fresh import begin_row, claim_row, give_claimed, safe_epoch, stamp
 from multiverso.kernels.keyed.index import ABSENT, await_segment, depth_of, resolve, segment_at, split, word_at
-from multiverso.kernels.keyed.row_words import count_up, hand_of, hold_row
+from multiverso.kernels.keyed.row_words import count_up, hold_row, undo_slot_of
 from multiverso.layout.keyed import (
     BUCKET_BYTES,
     BUCKETS,
@@ -193,7 +193,7 @@ def enter_key(control, base, owner, key_hash, key, line, call, k, absent_from, a
         k: which key of its call it is.
         absent_from, absent_word: a segment in which the key is not for as long as this is the segment's word.
     """
-    undo = hand_of(base, owner)
+    undo = undo_slot_of(base, owner)
     at_once = call[2] <= 1
     must_claim = False
     while True:

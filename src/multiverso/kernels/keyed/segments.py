@@ -7,7 +7,7 @@ from __future__ import annotations
 from multiverso.compiling.atomics import compare_swap64, fence_release, load_acquire64, store_release64
 from multiverso.compiling.declaring import inner
 from multiverso.kernels.keyed.index import await_segment, depth_of, resolve, word_at
-from multiverso.kernels.keyed.row_words import hand_of
+from multiverso.kernels.keyed.row_words import undo_slot_of
 from multiverso.layout.keyed import BUCKETS, ENTRIES, OWNER, at
 
 SEGMENT_ENTRIES = BUCKETS * ENTRIES
@@ -36,7 +36,7 @@ def take_segment(control, base, owner, pattern):
         segment, word, code = free_segment(control, base, owner, pattern)
         if code != 0:
             return segment, word, code
-        store_release64(hand_of(base, owner) + at.SEGMENT, segment + 1)
+        store_release64(undo_slot_of(base, owner) + at.SEGMENT, segment + 1)
         if compare_swap64(word_at(base, segment), word, word | owner) == word:
             fence_release()
             return segment, word, 0

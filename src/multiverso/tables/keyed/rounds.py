@@ -13,7 +13,7 @@ from multiverso.deadline import Deadline
 from multiverso.errors import OutOfMemoryError
 from multiverso.kernels.codes import FULL
 from multiverso.kernels.keyed import rounds as kernels
-from multiverso.layout.words import PAGE, round_up
+from multiverso.layout.words import PAGE, ROUND_STAGED, round_up
 from multiverso.memory.shared import SharedMemory
 from multiverso.memory.words import store64
 from multiverso.runtime.session.session import Session
@@ -125,6 +125,24 @@ class KeyedRounds(Synchronous):
         """Reads what the last round has left: no other round ends without this worker."""
         with turn(self._lock, self.access.name):
             self.calls.read(ids, out.ctypes.data, None)
+
+    def logged(self) -> tuple[Array, Array] | None:
+        """Returns a copy of what this worker has added since its last read, (n, dim) and its keys (n,), or None."""
+        with turn(self._lock, self.access.name):
+            self._refuse_in_round()
+            if not self._progress[ROUND_STAGED]:
+                return None
+            logs = self._logs.array
+            stride, keys, deltas, _ = (int(word) for word in logs[: kernels.CAPACITY + 8].view(np.int64))
+            log = kernels.FIRST + stride * self._me
+            count, dim = int(logs[log : log + 8].view(np.int64)[0]), self.memory.word("COLUMNS")
+            end = log + deltas + count * dim * np.dtype(self._dtype).itemsize
+            found = logs[log + deltas : end].view(self._dtype).reshape(count, dim)
+            return found.copy(), logs[log + keys : log + keys + 8 * count].view(np.int64).copy()
+
+    def log_again(self, deltas: Array, keys: RowIds) -> None:
+        """Adds what `logged` returned."""
+        self.add_rows(keys, deltas.reshape(-1), Call())
 
     def close(self) -> None:
         """Ends this worker's part; may be called again."""

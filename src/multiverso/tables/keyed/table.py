@@ -15,7 +15,7 @@ from multiverso.runtime.session.session import Session
 from multiverso.spec.table import check_name, checked_count, checked_dtype
 from multiverso.tables.convert import Array, Out, as_data, as_numpy
 from multiverso.tables.keyed.contents import KeyedContents
-from multiverso.tables.keyed.keys import as_keys, summed
+from multiverso.tables.keyed.keys import Keys, as_keys, summed
 from multiverso.tables.keyed.progress import Adding, Call, Evicting
 from multiverso.tables.keyed.spec import Eviction, KeyedSpec
 from multiverso.tables.operations import ADD_ROWS, GET_ROWS
@@ -191,6 +191,16 @@ class KeyedTable(KeyedContents):
         except BaseException:
             this_call.keep()
             raise
+
+    def _unread(self) -> tuple[Array, ...] | None:
+        """As for a `TableHandler`: the deltas and their keys."""
+        return None if self._rounds is None else self._rounds.logged()
+
+    def _add_unread(self, deltas: Array, keys: Keys) -> None:
+        if self._rounds is None:  # saved by a synchronous job
+            self.add(deltas, keys)
+        else:
+            self._rounds.log_again(deltas, keys)
 
     def contains(self, keys: Any) -> npt.NDArray[np.bool_]:
         """Returns for each key whether it has a row; in the keys' shape."""
