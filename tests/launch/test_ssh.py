@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -53,6 +54,24 @@ def test_the_host_that_has_failed_is_named_and_not_one_that_was_ended_then() -> 
     for code in (_ssh.FAILED, 127, 7):
         failed = WorkerExit(1, 1, code, None, False, 0.1)
         assert culprit_of([ended, failed, consequence]) is failed
+
+
+LATE_SIGNAL = """
+import os, signal, sys
+class Late:
+    def __del__(self, kill=os.kill, pid=os.getpid(), number=signal.SIGTERM):
+        kill(pid, number)  # while modules are taken down: the interpreter has put its own handlers back
+late = Late()
+from multiverso.launch import _ssh
+_ssh.main()
+"""
+
+
+def test_a_signal_at_the_end_does_not_take_the_place_of_the_exit_code() -> None:
+    """The launcher ends the others when it has seen one host's end: the code of the one that failed first was lost."""
+    command = [sys.executable, "-c", LATE_SIGNAL, "sh", "-c", "read roster; exit 7"]
+    done = subprocess.run(command, env={**os.environ, "MULTIVERSO_ROSTER": "a roster"}, timeout=60, check=False)
+    assert done.returncode == 7
 
 
 def test_the_end_of_ssh_by_a_signal_is_that_of_the_connection(tmp_path: Path) -> None:

@@ -35,6 +35,8 @@ def main() -> None:
         signal.signal(number, lambda number, frame: send(f"{number}\n"))
     send(f"{roster}\n")
     code = process.wait()
+    for number in SIGNALS:  # or one that comes while the interpreter ends would take the code's place
+        signal.signal(number, signal.SIG_IGN)
     sys.exit(FAILED if code < 0 else code)  # where ssh is killed, the connection has ended as in other ways
 
 
