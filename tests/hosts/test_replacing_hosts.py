@@ -207,7 +207,7 @@ def test_workers_of_a_host_that_came_again_join_the_next_round_and_have_everybod
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Rounds go on without it meanwhile; then it has the others' values, their updaters' states and set rates."""
-    monkeypatch.setattr("multiverso.runtime.session.holdings._LONGEST_SECONDS", 0.1)  # the others are idle
+    monkeypatch.setattr("multiverso.runtime.session.replacing._LONGEST_SECONDS", 0.1)  # the others are idle
     size = 300_000  # three chunks
 
     def open_tables(session: Session) -> list[Any]:
