@@ -17,7 +17,7 @@ from multiverso.hosts.values.options import ExchangeOptions
 from multiverso.layout import words as at
 from multiverso.runtime import Node, Session
 from multiverso.runtime.node import numbers
-from multiverso.runtime.session import holdings
+from multiverso.runtime.session import replacing
 from multiverso.tables import ArrayTableHandler, MatrixTableHandler, loading
 from multiverso.tables.collection import load_all, save_all
 from multiverso.updaters import Updater, adam, chain, momentum, schedule
@@ -108,7 +108,7 @@ def test_rounds_on_several_hosts_have_the_bits_of_one_host() -> None:
 def test_a_worker_in_a_dead_ones_place_joins_the_next_round(monkeypatch: pytest.MonkeyPatch) -> None:
     """What the dead one had added and not read is gone. A host without a worker gets all from another."""
     monkeypatch.setattr(numbers, "has_ended", lambda pid: True)
-    monkeypatch.setattr(holdings, "_LONGEST_SECONDS", 0.1)  # the others stand still meanwhile
+    monkeypatch.setattr(replacing, "_LONGEST_SECONDS", 0.1)  # the others stand still meanwhile
     size = 300_000
 
     def open_tables(session: Session) -> list[Any]:
