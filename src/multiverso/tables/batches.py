@@ -4,9 +4,9 @@ All that the workers share lies behind one lock, in words that only its holder w
 worker, and one more line, of batches of workers whose numbers were given to other processes.
 
 A counter alone would not do: a worker that is killed between its `fetch_add` and its note of the result takes a batch
-    with it. Here the note comes first. A death at any point leaves either a note of a batch that is not yet taken,
-    which the worker that takes it strikes out, or a batch that stands with its dead worker, from which the next one
-    takes it, or with two dead ones, whose notes of it go at once.
+with it. Here the note comes first. A death at any point leaves either a note of a batch that is not yet taken, which
+the worker that takes it strikes out, or a batch that stands with its dead worker, from which the next one takes it, or
+with two dead ones, whose notes of it go at once.
 """
 
 from __future__ import annotations

@@ -46,8 +46,8 @@ def schedule(rate: Callable[[int], float]) -> Schedule:
     """Returns a transformation that sets the learning rate by how many adds the table has had.
 
     Worker 0 sets it, for all workers, at each of its own adds and exchanges: it has to add, too. Once it has left, or
-        died in a job that continues, the lowest worker that is still there does. In a job on several hosts each host
-        has such a worker, which goes by that host's adds.
+    died in a job that continues, the lowest worker that is still there does. In a job on several hosts each host has
+    such a worker, which goes by that host's adds.
 
     Args:
         rate: the learning rate, above 0, as a function of the number of adds and exchanges of all workers so far (in

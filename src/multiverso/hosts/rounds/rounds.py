@@ -17,11 +17,11 @@ A host adds a chunk when its own workers are ready for the round; who of them ta
 round's first step. A sum is kept until its total has come, totals for as long as another host may still lack them (the
 window). After a cut connection both sides say how far they are (AT) and continue from there.
 
-When a host is lost the others form the chain without it: a new *epoch*. Sums under way are dropped and made again,
-from the slots that are still there, except where a host has the total already: totals go from the tail to the head, so
-    a host that has one is behind all that lack it in the chain, and sends it down. So all that are left get the same
-    bits, and a lost host's contributions are in the same chunks everywhere. The head is the coordinator's host; its
-    loss ends the job.
+When a host is lost the others form the chain without it: a new *epoch*. Sums under way are dropped and made again, from
+the slots that are still there, except where a host has the total already: totals go from the tail to the head, so a
+host that has one is behind all that lack it in the chain, and sends it down. So all that are left get the same bits,
+and a lost host's contributions are in the same chunks everywhere. The head is the coordinator's host; its loss ends the
+job.
 
 Any thread may call. ``memory_lock`` is held while tables' memory is touched, ``state_lock`` for a moment by a thread
 that reads or changes the state (``chain.py``, of a table ``state.py``); in this order, and peers are woken without the

@@ -1,10 +1,10 @@
 """Threads of a node that follow what its workers do, woken by the control segment's event word.
 
 Bounded staleness between hosts: a tick counts on another host once what was added before it is there. Each node looks
-    at the clocks of its own workers, brings what they have added to the homes, and then reports to the other nodes how
-    far they are. A node that receives this takes what the homes have, and only then shows the clocks to its own
-    workers, whose reads wait for them. So a read that goes ahead sees all adds of all workers up to its own clock less
-    the bound, whatever the network does; where that is slow, reads wait.
+at the clocks of its own workers, brings what they have added to the homes, and then reports to the other nodes how far
+they are. A node that receives this takes what the homes have, and only then shows the clocks to its own workers, whose
+reads wait for them. So a read that goes ahead sees all adds of all workers up to its own clock less the bound, whatever
+the network does; where that is slow, reads wait.
 """
 
 from __future__ import annotations
