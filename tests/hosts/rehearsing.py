@@ -14,6 +14,11 @@ from multiverso.hosts.roster import Roster
 from multiverso.launch.rehearsing import hosts_here
 from multiverso.runtime import Node, Session
 
+HOW_FAR = (
+    *("decided", "arrived", "folded", "received", "pushed", "returned", "known", "wanted", "told", "awaited", "passed"),
+    *("theirs", "blank", "placed", "refill", "overwrites"),
+)
+
 
 @dataclass
 class Rehearsal:
@@ -32,6 +37,17 @@ class Rehearsal:
         """Does what the node does when a worker's process is gone."""
         node = self.nodes[self.roster.host_of(worker_id)]
         node._mailbox.post_end("lost", worker_id, node._members.attached[worker_id].connection.life)
+
+    def show_rounds(self) -> None:
+        """Prints how far each host is in the rounds of synchronous tables."""
+        for node in self.nodes:
+            chain = node.hosts.fabric.rounds.state
+            print(f"host {chain.host} of {chain.live}, epoch {chain.epoch}, connected to {list(chain.outboxes)}")
+            for table in list(chain.tables.values()):
+                print(f"  table {table.number}:", *(f"{name}={getattr(table, name)}" for name in HOW_FAR))
+                print(
+                    "   ", *(f"{name}={list(getattr(table, name))}" for name in ("incoming", "sums", "totals", "gives"))
+                )
 
     def run(self, function: Callable[[Session], Any], **options: Any) -> list[Any]:
         """Runs ``function(session)`` as each worker of the job; returns their results in the workers' order."""
@@ -64,4 +80,9 @@ def rehearsal(
 
         options: Any = {"on_lost": on_lost, "encrypted": encrypted, "grace": grace, "replaces": replaces}
         roster, nodes = stack.enter_context(hosts_here(workers, way=way, **options))
-        yield Rehearsal(roster, nodes, relays)
+        job = Rehearsal(roster, nodes, relays)
+        try:
+            yield job
+        except BaseException:
+            job.show_rounds()  # a wait that timed out does not say which host kept the others waiting
+            raise
