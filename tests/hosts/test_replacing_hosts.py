@@ -270,6 +270,33 @@ def test_workers_of_a_host_that_came_again_join_the_next_round_and_have_everybod
         all_do(sessions, lambda session: session.shutdown())
 
 
+def test_a_host_that_came_again_connects_to_others_while_it_waits_for_values(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two at once: it connected to the other one behind a wait for what had to come through that one."""
+    take, begun = Fabric.take, threading.Event()
+
+    def take_late(fabric: Fabric, *arguments: Any) -> None:
+        if fabric.host == 2:
+            begun.set()
+            wait_for(lambda: 1 in fabric.rounds.state.outboxes)
+        take(fabric, *arguments)
+
+    with rehearsal(1, 1, 1, on_lost="continue", replaces=True) as job, ExitStack() as stack:
+        options: dict[str, Any] = {"sync": True, "timeout_seconds": 10}
+        sessions = dict(enumerate(in_threads([lambda i=i: job.session(i, **options) for i in range(3)])))
+        table, *_ = all_do(sessions, lambda session: mv.ArrayTableHandler(3, session=session))
+        for host in (1, 2):
+            lose(job, host, sessions)
+        monkeypatch.setattr(Fabric, "take", take_late)
+        stack.enter_context(anew(job, 2))
+        wait_for(begun.is_set)
+        stack.enter_context(anew(job, 1))
+        chain: Any = job.nodes[0].hosts
+        wait_for(lambda: chain.fabric.rounds.state.live == [0, 1, 2])
+        table.add([1.0] * 3)
+        assert table.get().tolist() == [1.0] * 3
+        sessions[0].shutdown()
+
+
 def test_who_comes_again_is_told_where_the_only_one_that_could_make_the_values_waits_for_it() -> None:
     """Its read has raised in the middle of a round, and it is at a barrier: both waited to the deadline."""
 

@@ -7,7 +7,6 @@ reaches the node's thread as orders.
 
 from __future__ import annotations
 
-import functools
 import socket
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -280,7 +279,7 @@ class OtherHosts(Hosts):
                 self.is_entering = False
                 for peer, address in enumerate(order.addresses[: self.roster.host]):
                     if address is not None:  # it was lost before it came
-                        self._connect(peer, address)
+                        self.fabric.connect(peer, address)
             case Lost():
                 self._lose(order.host, order.why)
             case Joined():
@@ -316,7 +315,7 @@ class OtherHosts(Hosts):
         self._lost.discard(host)
         self.fabric.joined(host)
         if host < self.roster.host:
-            self._connect(host, address)
+            self.fabric.connect(host, address)  # of two hosts the higher one connects
 
     def welcome(self, order: Welcome) -> None:
         """This host takes a lost one's place: it gets everything as it is, and then lets its workers come."""
@@ -330,7 +329,7 @@ class OtherHosts(Hosts):
         self.barriers.begin_at(order.released)
         for peer, address in enumerate(order.addresses[: self.roster.host]):
             if address is not None and peer not in self._lost:
-                self._connect(peer, address)
+                self.fabric.connect(peer, address)
 
         def enter() -> None:
             self.tables.show_progress(order.progress)
@@ -338,10 +337,6 @@ class OtherHosts(Hosts):
             self.is_entering = False
 
         self._creations.take_over(order, enter)
-
-    def _connect(self, peer: int, address: Address) -> None:
-        """Of two hosts the higher one connects."""
-        self._mover.put(functools.partial(self.fabric.connect, peer, address))
 
     def remote_statistics(self) -> dict[int, dict[int, dict[str, float]]]:
         """See `Hosts.remote_statistics`."""
