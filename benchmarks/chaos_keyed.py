@@ -231,20 +231,20 @@ class Ledger:
 
 
 def moments(table: Any, worker_id: int) -> list[Callable[[], bool]]:
-    """What a worker can be in the middle of, as its hand and the words tell it."""
+    """What a worker can be in the middle of, as its undo slot and the words show it."""
     memory = table._memory
-    hand, words = memory._hand(worker_id), memory.address + memory.word("SEGMENT_WORDS")
+    undo, words = memory.undo_slot(worker_id), memory.address + memory.word("SEGMENT_WORDS")
     rows = memory.address + memory.word("ROW_WORDS")
 
     def holds_a_segment() -> bool:
-        segment = load64(hand + at.SEGMENT) - 1
+        segment = load64(undo + at.SEGMENT) - 1
         return segment >= 0 and load64(words + 8 * segment) & 4095 == worker_id + 1
 
     def changes_a_row() -> bool:
-        word = load64(hand + at.HAND_WORD) - 1
-        return load64(hand + at.HAND_ROW) > 0 <= word and load64(rows + 8 * word) & 4095 == worker_id + 1
+        word = load64(undo + at.UNDO_WORD) - 1
+        return load64(undo + at.UNDO_ROW) > 0 <= word and load64(rows + 8 * word) & 4095 == worker_id + 1
 
-    return [changes_a_row, holds_a_segment, lambda: load64(hand + at.CLAIM) & 3 in (layout.CLAIMING, layout.CLAIMED)]
+    return [changes_a_row, holds_a_segment, lambda: load64(undo + at.CLAIM) & 3 in (layout.CLAIMING, layout.CLAIMED)]
 
 
 def run(

@@ -3,7 +3,7 @@
 python benchmarks/chaos_rows.py [--kills 1000] [--seed 1] [--workers 3] [--stepped 0.5]
 
 What has to hold: every call that returned is in the table exactly once; of a call that was killed an exact prefix of
-its rows, each wholly or not at all, as its hand tells; no row is ever read torn; nothing stays held.
+its rows, each wholly or not at all, as its undo slot tells; no row is ever read torn; nothing stays held.
 
 ``--stepped`` of the kills come at a chosen instruction: so many after a worker has named a row (``stepping.py``).
 """

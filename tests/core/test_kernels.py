@@ -252,7 +252,7 @@ def test_a_stripe_whose_owner_died_is_taken_over_and_counted(alive: None) -> Non
     assert shard.statistics(2)["locks_recovered"] == 0
 
 
-def test_a_new_life_of_a_number_lets_go_of_what_the_last_one_held(alive: None) -> None:
+def test_a_new_attachment_releases_what_the_last_one_held(alive: None) -> None:
     shard = table(TableSpec("matrix", 10, 1))
     take(shard, 0)
     live(2, attachment=2)

@@ -90,7 +90,7 @@ class KeyedMemory:
 
     def position(self, worker: int) -> ctypes.c_int64:
         """The word of a worker's undo slot that says how many rows of its add are done, as it is."""
-        return ctypes.c_int64.from_address(self._undo_slot(worker) + at.UNDO_POSITION)
+        return ctypes.c_int64.from_address(self.undo_slot(worker) + at.UNDO_POSITION)
 
     # -- counting --------------------------------------------------------------------------------------------
 
@@ -101,7 +101,7 @@ class KeyedMemory:
 
     def _claims(self, worker: int, last: int) -> int:
         """How many rows a worker has in hand that are not a key's yet."""
-        claim = load64(self._undo_slot(worker) + at.CLAIM)
+        claim = load64(self.undo_slot(worker) + at.CLAIM)
         number = (claim >> layout.MORE_SHIFT) + 1
         if claim & 3 == layout.CLAIMING:  # it may have died in the middle
             end = ((claim >> 2) & layout.NO_ROW) + number
@@ -111,7 +111,8 @@ class KeyedMemory:
     def _line(self, worker: int) -> int:
         return self.address + layout.LINES + layout.LINE_BYTES * worker
 
-    def _undo_slot(self, worker: int) -> int:
+    def undo_slot(self, worker: int) -> int:
+        """Returns the address of a worker's undo slot."""
         return self.address + self.word("UNDO_SLOTS") + self.word("UNDO_BYTES") * worker
 
     def _segment_words(self) -> npt.NDArray[np.int64]:

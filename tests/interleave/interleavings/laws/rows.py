@@ -162,7 +162,7 @@ class _Job:
                 more = ((array[:, 0] >> (8 * worker)) & 0xFF) - self.done[worker]
                 doing = self.doing.get(worker, [])
                 assert self._is_prefix(more, doing, self._told(worker)), (
-                    f"worker {worker}: {more.tolist()} beside what it finished, while at {doing}; its hand tells "
+                    f"worker {worker}: {more.tolist()} beside what it finished, while at {doing}; its undo slot tells "
                     f"{self._told(worker)}"
                 )
 
