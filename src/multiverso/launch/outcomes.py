@@ -10,7 +10,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
-from types import ModuleType
+from types import CodeType, ModuleType
 from typing import IO, Any
 
 from multiverso.errors import DeadlockError, NodeLostError, WaitTimeoutError, WorkerFailedError, WorkerLostError
@@ -101,8 +101,24 @@ def write_call(file: IO[bytes], function: Callable[..., Any], args: tuple[Any, .
             if not _importable(module) and module.__name__ not in cloudpickle.list_registry_pickle_by_value():
                 cloudpickle.register_pickle_by_value(module)
                 stack.callback(cloudpickle.unregister_pickle_by_value, module)
-        cloudpickle.dump((function, args, kwargs), file)
+        _pickler(file).dump((function, args, kwargs))
     file.flush()
+
+
+def _pickler(file: IO[bytes]) -> Any:
+    """Returns cloudpickle's, which from 3.1.3 on drops the files' names from code: tracebacks show lines by them."""
+    import cloudpickle
+
+    inherited = cloudpickle.Pickler.dispatch_table
+
+    def with_file_name(code: CodeType) -> tuple[Any, ...]:
+        make, values = inherited[CodeType](code)
+        return make, tuple(code.co_filename if value == "<dynamic-code>" else value for value in values)
+
+    class Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # which has no types
+        dispatch_table = inherited.new_child({CodeType: with_file_name})
+
+    return Pickler(file)
 
 
 def _cells() -> dict[str, tuple[int, None, list[str], str]]:
