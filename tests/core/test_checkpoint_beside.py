@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 import threading
@@ -11,10 +12,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from core_support import bits, outcome, together, wait_for
+from core_support import bits, let_die, outcome, together, wait_for
 
 import multiverso as mv
-from multiverso.checkpoints import Parts, beginning, generations, periodic, writing
+from multiverso.checkpoints import Parts, beginning, board, generations, periodic, writing
 from multiverso.checkpoints.manifests import read_generations
 from multiverso.checkpoints.stores import Remote, open_store
 from multiverso.errors import ClosedError, SnapshotError
@@ -376,6 +377,56 @@ def test_who_has_left_stays_part_of_the_run(tmp_path: Path) -> None:
 
     together(save, 2)
     assert together(load, 2) == [{"me": "still 0"}, {"me": 1}]
+
+
+@pytest.mark.parametrize("sync", [True, False])
+def test_a_checkpoint_without_a_lost_workers_part_is_not_kept(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], sync: bool
+) -> None:
+    """Also where the loss is known before the others' parts are waited for: an older part must not stand in for it."""
+
+    def save(session: Session) -> None:
+        mv.ArrayTableHandler(3, session=session)
+        checkpoint = mv.checkpoint(tmp_path, session=session)
+        wait_for(lambda: checkpoint.save({"step": 1}))
+        wait_for(lambda: len(read_generations(open_store(tmp_path), missing_ok=True)) == 1)
+        if session.worker_id == 1:
+            let_die(session)
+            return
+        wait_for(lambda: session.control.liveness(1) == at.LOST)
+        assert checkpoint.save({"step": 2})
+        checkpoint.close()
+
+    together(save, 2, sync=sync)
+    assert [g.number for g in read_generations(open_store(tmp_path))] == [1]
+    assert "generation-2 is not kept: worker 1 was lost" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("sync", [True, False])
+def test_a_checkpoint_without_the_part_of_a_worker_that_raised_is_not_kept(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], sync: bool
+) -> None:
+    """Its error ends the job only a moment later. What it had handed over before counts, and so does the next try."""
+
+    def save(session: Session) -> None:
+        mv.ArrayTableHandler(3, session=session)
+        with contextlib.suppress(Killed), mv.checkpoint(tmp_path, keep=3, session=session) as checkpoint:
+            wait_for(lambda: checkpoint.save({"step": 1}))
+            if session.worker_id == 1:
+                raise Killed
+            wait_for(lambda: session.control.checkpoint(1) % 8 == board.ABANDONED)
+            assert checkpoint.save({"step": 2})
+        session.barrier()
+        if session.worker_id == 1:
+            return
+        wait_for(lambda: session.live_workers() == [0])
+        with mv.checkpoint(tmp_path, keep=3, resume=True, session=session) as checkpoint:
+            assert checkpoint.save({"step": 3})
+
+    together(save, 2, sync=sync)
+    kept = read_generations(open_store(tmp_path))
+    assert [(g.number, g.workers) for g in kept] == [(1, [0, 1]), (2, [0, 1])], "of the first, and of the second"
+    assert "generation-2 is not kept: worker 1 ended with an error" in capfd.readouterr().err
 
 
 def test_shutdown_waits_for_what_was_handed_over(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from multiverso.runtime import Session
 
-NOTHING, WRITING, DONE, FAILED, CLOSED, FAILED_AND_CLOSED = range(6)
+NOTHING, WRITING, DONE, FAILED, CLOSED, FAILED_AND_CLOSED, ABANDONED = range(7)
 _PHASES = 8
 
 
@@ -25,10 +25,11 @@ class Board:
         """Returns the number and the phase that a worker has said last."""
         return divmod(self._control.checkpoint(worker_id), _PHASES)
 
-    def close(self) -> None:
-        """Publishes that this worker hands over nothing any more."""
+    def close(self, abandoned: bool = False) -> None:
+        """Publishes that this worker hands over nothing any more; ``abandoned`` by an exception, not at its end."""
         number, phase = self.of(self._me)
-        self.say(number, FAILED_AND_CLOSED if phase == FAILED else CLOSED)
+        closed = FAILED_AND_CLOSED if phase == FAILED else CLOSED
+        self.say(number, ABANDONED if abandoned else closed)
 
     def newest(self) -> int:
         """Returns the highest number that any live worker has begun with."""
@@ -36,7 +37,7 @@ class Board:
 
     def has_closed(self, worker_id: int) -> bool:
         """Returns whether a worker hands over nothing any more."""
-        return self.of(worker_id)[1] in (CLOSED, FAILED_AND_CLOSED)
+        return self.of(worker_id)[1] in (CLOSED, FAILED_AND_CLOSED, ABANDONED)
 
     def writers(self) -> list[int]:
         """Returns the live workers that hand over; the first of them leads."""

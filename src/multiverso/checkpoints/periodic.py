@@ -238,7 +238,7 @@ class Checkpoint(InProcess):
         if kind is None:
             self.close()
         else:
-            self._end()
+            self._end(abandoned=True)
 
     # -- handing over ---------------------------------------------------------------------------------------
 
@@ -350,10 +350,10 @@ class Checkpoint(InProcess):
             wait is not None and not wait.is_for_lock and wait.since_ns <= latest for wait in waits
         )
 
-    def _end(self) -> None:
+    def _end(self, abandoned: bool = False) -> None:
         self._closed = True
         self._writer.end()
-        self._board.close()
+        self._board.close(abandoned)
         self._held.close()
         if self._session.before_end.get(_NAME) == self.close:
             del self._session.before_end[_NAME]

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from multiverso.checkpoints.board import CLOSED, DONE, FAILED, FAILED_AND_CLOSED, Board
+from multiverso.checkpoints.board import ABANDONED, CLOSED, DONE, FAILED, FAILED_AND_CLOSED, Board
 from multiverso.checkpoints.generations import check_tables, commit_generation, discard, remove_others
 from multiverso.checkpoints.manifests import Generation, Receipts, inherit, read_generations
 from multiverso.checkpoints.parts import Packed, Table, write_part, write_tables
@@ -52,6 +52,7 @@ class Writer:
 
     def __init__(self, session: Session, store: Store, board: Board, keep: int) -> None:
         self._session, self._store, self._board, self._keep = session, store, board, keep
+        self._present = session.control.live()  # what others have abandoned was before this one
         self._tasks: queue.SimpleQueue[Task | Interrupted | None] = queue.SimpleQueue()
         self.idle = threading.Event()
         self.idle.set()
@@ -150,22 +151,23 @@ class Writer:
 
         Giving up is about those who have handed nothing over: what is being written is waited for.
         """
-        control, writers = self._session.control, set(self._board.writers())
+        control = self._session.control
         while True:
             waited_for: list[int] = []
             idle: list[int] = []
             done: list[int] = []
-            for worker in writers:
+            for worker in range(control.capacity):
                 said, phase = self._board.of(worker)
                 failed = said == number and phase in (FAILED, FAILED_AND_CLOSED)
                 if failed or (said > number and receipts.read(worker) is None):
                     return f"worker {worker} could not write its part", done
-                if said > number or (said == number and phase in (DONE, CLOSED)):
+                abandoned = phase == ABANDONED and worker in self._present
+                written = phase in (DONE, CLOSED) or (abandoned and receipts.read(worker) is not None)
+                if said > number or (said == number and written):
                     done.append(worker)
-                    continue
-                if control.liveness(worker) == at.LOST and not control.continues:
-                    return f"worker {worker} was lost", done
-                if worker in control.live() and not self._board.has_closed(worker):
+                elif not control.continues and (abandoned or control.liveness(worker) == at.LOST):
+                    return f"worker {worker} {'ended with an error' if abandoned else 'was lost'}", done
+                elif control.is_live(worker) and not self._board.has_closed(worker):
                     waited_for.append(worker)
                     if said < number:
                         idle.append(worker)
