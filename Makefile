@@ -4,7 +4,7 @@ SHELL := /bin/bash
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help demo test quick check bench figures chaos exact pauses again pythons ray buckets engines fuzz interrupts interleave simulate mutants golden wheels aarch64 docs clean distclean
+.PHONY: help demo test quick check bench figures chaos exact pauses again pythons ray buckets engines fuzz interrupts programs interleave simulate mutants golden wheels aarch64 docs clean distclean
 
 # Whatever is active outside must not reach the environments made here.
 unexport VIRTUAL_ENV PYTHONPATH PYTHONHOME PYTHONSTARTUP PYTHONWARNINGS CONDA_PREFIX
@@ -89,6 +89,9 @@ pythons: ## the core, launch and torch tests under every Python from 3.11 that i
 
 interrupts: .venv/.full ## 10,000 signals in each operation and mode, beside a twin without any (NUMBER=10000, SEED=1)
 	$(BIN)/python tests/interrupts --number $(or $(NUMBER),10000) --seed $(or $(SEED),1) $(ARGS)
+
+programs: .venv/.full ## random synchronous programs, killed and resumed, on one host and several: always the same bits (NUMBER=100, SEED=1)
+	$(BIN)/python tests/programs --number $(or $(NUMBER),100) --seed $(or $(SEED),1)
 
 interleave: .venv/.dev ## schedules of the kernels, step by step, that break a law (SECONDS=60, SEED=random, ARGS=)
 	PYTHONPATH=tests/interleave $(BIN)/python -m interleavings --seconds $(or $(SECONDS),60) \

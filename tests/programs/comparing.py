@@ -1,0 +1,57 @@
+"""Runs a random program uninterrupted and in other ways, which must all end with the same bits."""
+
+from __future__ import annotations
+
+import random
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+PROGRAM = Path(__file__).with_name("program.py")
+SECONDS = 120
+
+
+class Differs(AssertionError):
+    """A program has not ended as it did uninterrupted."""
+
+
+def compare(seed: int) -> list[str]:
+    """Runs the program of a seed in each way; returns which those were.
+
+    Raises:
+        Differs: one of them has not ended as the first, on one host and uninterrupted.
+    """
+    plan = random.Random(seed)
+    workers, keyed = plan.randint(1, 4), plan.random() < 0.4
+    one = ["-n", str(workers)]
+    several = [*one, "--hosts", str(min(workers, plan.choice([2, 3])))]
+    program = [str(seed), *["keyed"] * keyed]
+    killed = [*program, "kill"]
+    again = ["--max-restarts", "2"]
+    ways = {"one host": [(one, program)], "killed and started again": [([*one, *again], killed)]}
+    if workers > 1 and not keyed:  # keyed tables are on one host
+        ways |= {
+            "several hosts": [(several, program)],
+            "killed on several hosts, and started again": [([*several, *again], killed)],
+            "killed on one host, and resumed on several": [(one, killed), ([*several, "--resume"], program)],
+            "killed on several hosts, and resumed on one": [(several, killed), ([*one, "--resume"], program)],
+        }
+    first: list[str] = []
+    for way, starts in ways.items():
+        with tempfile.TemporaryDirectory() as folder:
+            said = ""
+            for options, arguments in starts:
+                ended = run(folder, options, arguments)
+                said += ended.stderr
+        lines = sorted(ended.stdout.splitlines())
+        first = first or lines
+        if ended.returncode or lines != first or len(lines) != workers:
+            raise Differs(f"seed {seed}, {way}: exit code {ended.returncode}, {lines} instead of {first}\n{said}")
+    return list(ways)
+
+
+def run(folder: str, options: list[str], arguments: list[str]) -> subprocess.CompletedProcess[str]:
+    """Runs the program once."""
+    command = [sys.executable, "-m", "multiverso", "run", "--timeout", str(SECONDS), *options, str(PROGRAM), *arguments]
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=2 * SECONDS)
