@@ -16,7 +16,8 @@ from core_support import bits, let_die, outcome, together, wait_for
 
 import multiverso as mv
 from multiverso.checkpoints import Parts, beginning, board, generations, periodic, writing
-from multiverso.checkpoints.manifests import read_generations
+from multiverso.checkpoints.manifests import Generation, read_generations
+from multiverso.checkpoints.roles import Role, role_of
 from multiverso.checkpoints.stores import Remote, open_store
 from multiverso.errors import ClosedError, SnapshotError
 from multiverso.kernels import waits
@@ -392,11 +393,14 @@ def test_a_checkpoint_without_a_lost_workers_part_is_not_kept(
         wait_for(lambda: len(read_generations(open_store(tmp_path), missing_ok=True)) == 1)
         if session.worker_id == 1:
             let_die(session)
+            assert over.wait(20)  # this process lives on, and would hand over at its end
             return
         wait_for(lambda: session.control.liveness(1) == at.LOST)
         assert checkpoint.save({"step": 2})
         checkpoint.close()
+        over.set()
 
+    over = threading.Event()
     together(save, 2, sync=sync)
     assert [g.number for g in read_generations(open_store(tmp_path))] == [1]
     assert "generation-2 is not kept: worker 1 was lost" in capfd.readouterr().err
@@ -425,8 +429,47 @@ def test_a_checkpoint_without_the_part_of_a_worker_that_raised_is_not_kept(
 
     together(save, 2, sync=sync)
     kept = read_generations(open_store(tmp_path))
-    assert [(g.number, g.workers) for g in kept] == [(1, [0, 1]), (2, [0, 1])], "of the first, and of the second"
+    assert [(g.number, g.workers) for g in kept] == [(1, [0, 1]), (2, [0] if sync else [0, 1])], "of both"
     assert "generation-2 is not kept: worker 1 ended with an error" in capfd.readouterr().err
+
+
+def test_who_has_left_takes_no_step_of_a_round_again(tmp_path: Path) -> None:
+    """Worker 1 has less data, and leaves after 15 steps; it was saved after 10, and the others after 20 of 30."""
+
+    def work(session: Session, whole: bool) -> Any:
+        me = session.worker_id
+        table = mv.ArrayTableHandler(3, session=session)
+        with mv.checkpoint(tmp_path, every=10, resume=True, session=session) as checkpoint:
+            own = checkpoint.restore()
+            step = own["step"] if own else 0
+            while step < (15 if me == 1 else 30 if whole else 25):
+                table.add(np.eye(3)[me])
+                table.get()
+                step += 1
+                checkpoint.step({"step": step})
+        return None if me == 1 else table.get().tolist()
+
+    together(lambda session: work(session, False), 3, sync=True)
+    assert read_generations(open_store(tmp_path))[-1].workers == [0, 2]
+    assert together(lambda session: work(session, True), 3, sync=True) == [[30, 15, 30], None, [30, 15, 30]]
+
+
+@pytest.mark.parametrize(
+    ("saved", "live", "roles"),
+    [
+        ([0, 1, 2], [0, 1, 2], [(0, False, []), (1, False, []), (2, False, [])]),
+        ([0, 2], [0, 1, 2], [(0, False, []), (2, True, []), (2, False, [])]),
+        ([0, 1], [0, 2], [(0, False, []), (1, False, [])]),
+        ([0, 1, 2, 3], [0, 1], [(0, False, [2]), (1, False, [3])]),
+        ([0, 1, 2, 3], [0, 3], [(0, False, [1]), (3, False, [2])]),
+        ([1], [0, 1, 2], [(1, True, []), (1, False, []), (1, True, [])]),
+    ],
+)
+def test_each_worker_resumes_its_own_state_or_one_that_nobody_else_has(
+    saved: list[int], live: list[int], roles: list[Any]
+) -> None:
+    generation = Generation(1, [], dict.fromkeys(saved, ""))
+    assert [role_of(generation, live, me) for me in live] == [Role(*role) for role in roles]
 
 
 def test_shutdown_waits_for_what_was_handed_over(tmp_path: Path) -> None:

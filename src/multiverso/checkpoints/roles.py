@@ -12,7 +12,7 @@ from multiverso.runtime import Session
 
 @dataclass(frozen=True)
 class Role:
-    """Whose state a worker resumes: by its place among the live ones, as one may have been lost.
+    """Whose state a worker resumes: its own; or one's that nobody else has, where it has none.
 
     Attributes:
         saved_as: whose part it takes.
@@ -28,8 +28,14 @@ class Role:
 def role_of(generation: Generation, live: list[int], me: int) -> Role:
     """Returns whose state a live worker resumes."""
     saved, place = generation.workers, live.index(me)
-    left = [worker for i, worker in enumerate(saved) if i >= len(live) and i % len(live) == place]
-    return Role(saved[place % len(saved)], place >= len(saved), left)
+    role_of_live, left = _shared_out(saved, live)
+    return Role(role_of_live.get(me, saved[place % len(saved)]), me not in role_of_live, left[place :: len(live)])
+
+
+def _shared_out(saved: list[int], live: list[int]) -> tuple[dict[int, int], list[int]]:
+    """Returns who resumes whose state, and whose nobody does."""
+    without, unclaimed = [w for w in live if w not in saved], [w for w in saved if w not in live]
+    return {w: w for w in live if w in saved} | dict(zip(without, unclaimed, strict=False)), unclaimed[len(without) :]
 
 
 def tell(store: Store, generation: Generation, session: Session, live: list[int], leads: bool) -> None:
@@ -41,8 +47,8 @@ def tell(store: Store, generation: Generation, session: Session, live: list[int]
             f"{by}, so worker {session.worker_id} has nothing of its own there: it begins from the shared values, "
             f"and gets as own what worker {role.saved_as} had handed over"
         )
-    elif leads and len(live) < len(generation.workers):
-        gone = ", ".join(map(str, generation.workers[len(live) :]))
+    elif leads and (left := _shared_out(generation.workers, live)[1]):
+        gone = ", ".join(map(str, left))
         say(f"{by}, and {count(live)} resumed: what was worker {gone}'s own is left out")
 
 

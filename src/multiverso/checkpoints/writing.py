@@ -184,10 +184,12 @@ class Writer:
         before = read_generations(store, missing_ok=True)
         check_tables(store, before, generation.tables, "it was not replaced")
         common = {}
+        in_rounds = self._session.consistency.in_rounds
         receipts = Receipts(store, generation.folder)
         for worker in range(self._session.control.capacity):
-            if before and worker in before[-1].common and receipts.read(worker) is None:
-                # this worker has left, or is lost: its last part counts
+            if not in_rounds and before and worker in before[-1].common and receipts.read(worker) is None:
+                # This worker has left, or is lost: its last part counts. In rounds it would take steps again that the
+                # tables have: there it is in step with the others when all resume.
                 inherit(store, worker, before[-1], generation)
             said = receipts.read(worker)
             if said is not None:
