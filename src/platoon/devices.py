@@ -77,5 +77,5 @@ def device_environment(device: str, environment: Mapping[str, str]) -> dict[str,
 
 def _gpus(environment: Mapping[str, str]) -> list[str]:
     # A controller sees no GPU, so the launcher lists them.
-    told = environment.get("PLATOON_GPUS")
-    return visible_gpus(environment) if told is None else told.split(",")
+    given = environment.get("PLATOON_GPUS")
+    return visible_gpus(environment) if given is None else given.split(",")

@@ -109,7 +109,7 @@ def _launch(args: argparse.Namespace) -> int:
     os.set_blocking(readable, False)
     variables = {
         "PLATOON_STATUS_FD": str(writable),
-        "PLATOON_LAUNCHED": start.told(devices),
+        "PLATOON_LAUNCHED": start.launched(devices),
         **dict([marker.split("=")]),
     }
     if set(devices) != {"cpu"}:

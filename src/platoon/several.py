@@ -53,7 +53,7 @@ class Start:
         arguments = [*script, self.experiment, self.logs, how, "-D", *devices, *shlex.split(self.controller_args)]
         return [*arguments, f"--worker-args={self.worker_args}"] if self.worker_args else arguments
 
-    def told(self, devices: Sequence[str]) -> str:
+    def launched(self, devices: Sequence[str]) -> str:
         """Returns the same for a controller that does not read its command line."""
         launched = {
             "experiment_name": self.experiment,
@@ -122,14 +122,14 @@ class Plan:
             roster = {**variables, ROSTER_VARIABLE: self.roster.on(host).as_text()}
             if self.ssh is None:
                 descriptors: tuple[int, ...] = (status,)
-                told = {**roster, "PLATOON_STATUS_FD": str(status), "PLATOON_LAUNCHED": start.told(devices)}
+                environment = {**roster, "PLATOON_STATUS_FD": str(status), "PLATOON_LAUNCHED": start.launched(devices)}
                 if host == 0 and self._listening is not None:
-                    told[LISTENER_VARIABLE] = str(self._listening.fileno())
+                    environment[LISTENER_VARIABLE] = str(self._listening.fileno())
                     descriptors += (self._listening.fileno(),)
                 arguments = start.arguments(devices)
-                made.append(program(f"controller_{name}", arguments, "cpu", logs, told, descriptors=descriptors))
+                made.append(program(f"controller_{name}", arguments, "cpu", logs, environment, descriptors=descriptors))
                 continue
-            there = [f"{ROSTER_VARIABLE}={FROM_INPUT}", f"PLATOON_LAUNCHED={start.told(devices)}"]
+            there = [f"{ROSTER_VARIABLE}={FROM_INPUT}", f"PLATOON_LAUNCHED={start.launched(devices)}"]
             there += [f"{each}={os.environ[each]}" for each in _PASSED_ON if each in os.environ]
             python = [sys.executable, "-u", *start.arguments(devices)]
             out, err = logs / f"controller_{name}.out", logs / f"controller_{name}.err"

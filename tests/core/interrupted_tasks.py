@@ -33,7 +33,7 @@ def all_of_it(workers: int) -> list[dict[int, str]]:
 
 def interrupted(session: Session, where: str) -> None:
     """Begins the task, and ends it as Ctrl-C does: in the action, or before or after what it waits for."""
-    calls, what = 0, "tell_all" if "tell" in where else "barrier"
+    calls, what = 0, "all_gather" if "tell" in where else "barrier"
     owner = session.node if "tell" in where else session
     call = getattr(owner, what)
 

@@ -9,7 +9,7 @@ from core_support import outcome, together
 from interrupted_tasks import all_of_it, interrupt, interrupted, repeated, task
 
 from multiverso.runtime import Session
-from multiverso.runtime.collective.agreement import tell_all
+from multiverso.runtime.collective.agreement import all_gather
 
 PLACES = ["action", "before the barrier", "after the barrier"]
 
@@ -45,11 +45,11 @@ def test_what_was_told_when_an_interrupt_came_stays_told() -> None:
 
     def work(session: Session) -> Any:
         if session.worker_id:
-            return [tell_all(session, f"1 {i}") for i in range(3)]
+            return [all_gather(session, f"1 {i}") for i in range(3)]
         with pytest.MonkeyPatch.context() as patch, pytest.raises(KeyboardInterrupt):
             patch.setattr(session, "barrier", interrupt)
-            tell_all(session, "0 interrupted")
-        return [tell_all(session, f"0 {i}") for i in range(2)]
+            all_gather(session, "0 interrupted")
+        return [all_gather(session, f"0 {i}") for i in range(2)]
 
     ours, theirs = together(work, 2)
     assert theirs == [{0: "0 interrupted", 1: "1 0"}, *ours]

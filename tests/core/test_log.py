@@ -17,7 +17,7 @@ import multiverso
 from multiverso.layout.words import MAX_WORKERS
 from multiverso.memory.shared import SharedMemory
 from multiverso.runtime import Node, Session
-from multiverso.runtime.collective.agreement import tell_all
+from multiverso.runtime.collective.agreement import all_gather
 from multiverso.runtime.job.logged import BYTES, Logged, read
 from multiverso.tables.log import FOLDER, log_of
 
@@ -50,7 +50,7 @@ def test_what_is_logged_and_what_workers_tell_each_other_are_apart(monkeypatch: 
         log, told = log_of(session), []
         for step in range(3):
             log.write({"loss": step}, step)
-            told.append(tell_all(session, f"{session.worker_id} in {step}"))
+            told.append(all_gather(session, f"{session.worker_id} in {step}"))
         log.write({"loss": 3.0}, 3)
         session.barrier()
         return told

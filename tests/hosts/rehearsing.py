@@ -15,7 +15,19 @@ from multiverso.launch.rehearsing import hosts_here
 from multiverso.runtime import Node, Session
 
 HOW_FAR = (
-    *("decided", "arrived", "folded", "received", "pushed", "returned", "known", "wanted", "told", "awaited", "passed"),
+    *(
+        "decided",
+        "arrived",
+        "folded",
+        "received",
+        "pushed",
+        "returned",
+        "known",
+        "wanted",
+        "requested",
+        "awaited",
+        "passed",
+    ),
     *("theirs", "blank", "placed", "refill", "overwrites"),
 )
 

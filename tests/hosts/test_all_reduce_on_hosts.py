@@ -212,7 +212,7 @@ def test_what_there_is_no_memory_for_is_said_to_whoever_waits_for_it() -> None:
     way: Any = SimpleNamespace(send=None, free=None, open=lambda: None, notify=lambda: None)
     memory: Any = SimpleNamespace(address=line.ctypes.data, array=array)
     reductions = Reductions(Roster(0, ("a", "b"), (1, 1), ("127.0.0.1", 1)), way, way, lambda name: memory)
-    reductions.told(0, Combine(1, 1, 4, "float32", "sum"))
+    reductions.contribute(0, Combine(1, 1, 4, "float32", "sum"))
     reductions.close()
     assert load64(line.ctypes.data + FAILED) == BROKEN
 

@@ -345,32 +345,32 @@ def test_who_comes_in_a_dead_ones_place_between_a_barrier_and_what_is_told_after
     for host in ALL:
         coordinator.receive(host, settled)
 
-    def tell(worker: int, number: int) -> list[tuple[int, str]]:
-        note = {"do": "tell", "number": number, "worker": worker, "note": "+"}
+    def all_gather(worker: int, number: int) -> list[tuple[int, str]]:
+        note = {"do": "allgather", "number": number, "worker": worker, "note": "+"}
         return words(coordinator.receive(ROSTER.host_of(worker), note))
 
-    assert tell(0, 1) == tell(1, 1) == []
+    assert all_gather(0, 1) == all_gather(1, 1) == []
     coordinator.receive(1, workers(1))
-    assert tell(3, 1) == [(host, "told") for host in ALL], "it has passed the barrier, and does not tell"
-    assert tell(0, 2) == tell(1, 2) == tell(3, 2) == []
-    assert tell(2, 2) == [(host, "told") for host in ALL], "the next time it does"
-    assert tell(0, 3) == tell(1, 3) == tell(3, 3) == []
+    assert all_gather(3, 1) == [(host, "allgathered") for host in ALL], "it has passed the barrier, and sends no note"
+    assert all_gather(0, 2) == all_gather(1, 2) == all_gather(3, 2) == []
+    assert all_gather(2, 2) == [(host, "allgathered") for host in ALL], "the next time it does"
+    assert all_gather(0, 3) == all_gather(1, 3) == all_gather(3, 3) == []
     past = line(2, barrier=4)
     orders = coordinator.receive(1, {"do": "workers", "workers": [past], "now": 6})
-    told = [(host, "told") for host in ALL]
-    assert words(orders)[-3:] == told, "it counts as past what the others do together, and will not tell"
+    gathered = [(host, "allgathered") for host in ALL]
+    assert words(orders)[-3:] == gathered, "it counts as past what the others do together, and will send none"
 
 
 def test_who_goes_on_to_the_next_barrier_without_a_word_is_not_waited_for_and_the_others_are_told_so() -> None:
-    """It was interrupted where it was to tell something, and never comes back there."""
+    """It was interrupted where it was to send a note, and never comes back there."""
     coordinator = begun()
-    notes = [{"do": "tell", "number": 1, "worker": worker, "note": "+"} for worker in range(4)]
+    notes = [{"do": "allgather", "number": 1, "worker": worker, "note": "+"} for worker in range(4)]
     for worker in (0, 1, 3):
         assert coordinator.receive(ROSTER.host_of(worker), notes[worker]) == []
     gone_on = line(2, barrier=2)
     orders = coordinator.receive(1, {"do": "workers", "workers": [gone_on], "now": 6})
-    told = [(host, order["notes"]) for host, order in orders if order["do"] == "told"]
-    assert told == [(host, {0: "+", 1: "+", 2: None, 3: "+"}) for host in ALL]
+    gathered = [(host, order["notes"]) for host, order in orders if order["do"] == "allgathered"]
+    assert gathered == [(host, {0: "+", 1: "+", 2: None, 3: "+"}) for host in ALL]
 
 
 def test_a_lost_host_is_told_of_with_its_workers_and_nobody_waits_for_it() -> None:

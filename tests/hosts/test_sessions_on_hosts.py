@@ -25,7 +25,7 @@ from multiverso.hosts.transport.credentials import new_credentials
 from multiverso.hosts.transport.handshake import CONTROL, Hello, connect
 from multiverso.hosts.values.options import ExchangeOptions
 from multiverso.runtime import Node, Session
-from multiverso.runtime.collective.agreement import tell_all
+from multiverso.runtime.collective.agreement import all_gather
 from multiverso.runtime.several_hosts.following import Clocks
 from multiverso.runtime.several_hosts.other_hosts import OtherHosts
 from multiverso.tables import ArrayTableHandler
@@ -173,7 +173,7 @@ def _adds(status: dict[str, Any]) -> dict[int, int]:
 
 def test_workers_tell_each_other_across_hosts() -> None:
     def work(session: Session) -> Any:
-        return [tell_all(session, f"{session.worker_id} says {i}") for i in range(3)]
+        return [all_gather(session, f"{session.worker_id} says {i}") for i in range(3)]
 
     with rehearsal(2, 1) as job:
         results = job.run(work)

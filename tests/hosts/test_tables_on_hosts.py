@@ -13,7 +13,7 @@ from multiverso.errors import NotInThisJobError, TableMismatchError
 from multiverso.hosts.values.codecs import Wire
 from multiverso.hosts.values.options import ExchangeOptions
 from multiverso.runtime import Session
-from multiverso.runtime.collective.agreement import tell_all
+from multiverso.runtime.collective.agreement import all_gather
 from multiverso.tables import ArrayTableHandler, MatrixTableHandler
 
 
@@ -96,7 +96,7 @@ def test_a_name_is_free_when_all_hosts_have_closed_its_table_and_not_before() ->
         table.close()
         table.close()
         session.barrier()
-        numbers = tell_all(session, str(first[0]))
+        numbers = all_gather(session, str(first[0]))
         again = ArrayTableHandler(4, np.full(4, 2.0), name="shared", session=session)
         session.barrier()
         again.add(np.ones(4))

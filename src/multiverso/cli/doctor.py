@@ -168,10 +168,10 @@ def _kernel_cache() -> str:
     if prebuilt.level() is not None:
         _try_a_kernel()
         return f"not needed: the kernels came compiled, for {prebuilt.level()}"
-    with warnings.catch_warnings(record=True) as told:
+    with warnings.catch_warnings(record=True) as warned:
         warnings.simplefilter("always")
         directory = cache_directory()
-    if directory is None or told:
+    if directory is None or warned:
         advice = (
             "Set MULTIVERSO_CACHE_DIR to a folder that you alone can write to; until then kernels are compiled "
             + ("again in each process." if directory is None else f"and kept in {directory}.")
@@ -282,9 +282,9 @@ def _version_line(command: Sequence[str]) -> str:
         return f"does not run: {error}"
     text = f"{answer.stdout}\n{answer.stderr}".strip()
     lines = [" ".join(line.split()) for line in text.splitlines()]
-    told = next((line for line in lines if "open mpi" in line.lower() or "openrte" in line.lower()), None)
-    told = told or next((line for line in lines if "version" in line.lower()), *lines[:1])
-    return f"MPICH, {told}" if "hydra" in text.lower() else told
+    version = next((line for line in lines if "open mpi" in line.lower() or "openrte" in line.lower()), None)
+    version = version or next((line for line in lines if "version" in line.lower()), *lines[:1])
+    return f"MPICH, {version}" if "hydra" in text.lower() else version
 
 
 CHECKS: dict[str, Callable[[], str]] = {

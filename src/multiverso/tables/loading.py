@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Iterable
 
 from multiverso.errors import SnapshotError
-from multiverso.runtime.collective.agreement import tell_all
+from multiverso.runtime.collective.agreement import all_gather
 from multiverso.runtime.session.session import Session
 from multiverso.tables.convert import Array
 
@@ -38,8 +38,8 @@ def check_all(session: Session, what: str, arrays: Iterable[Array]) -> None:
     digest = hashlib.sha256()
     for array in arrays:
         digest.update(array.tobytes())
-    told = tell_all(session, digest.hexdigest())
-    others = sorted(worker for worker, theirs in told.items() if theirs != digest.hexdigest())
+    digests = all_gather(session, digest.hexdigest())
+    others = sorted(worker for worker, theirs in digests.items() if theirs != digest.hexdigest())
     if others:
         raise SnapshotError(
             f"{what} is loaded by all workers of all hosts, and workers {', '.join(map(str, others))} load something "

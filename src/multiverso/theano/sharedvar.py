@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from multiverso.errors import ClosedError, DtypeMismatchError, NotInitializedError, ShapeMismatchError
 from multiverso.runtime import Session
-from multiverso.runtime.collective.agreement import tell_all
+from multiverso.runtime.collective.agreement import all_gather
 from multiverso.runtime.session.current import current
 from multiverso.tables import ArrayTableHandler
 from multiverso.theano.framework import array_of, framework
@@ -84,7 +84,7 @@ def _whose_counts(session: Session, value: NDArray[Any], variable: Any) -> int:
 
     The oldest documents give the value in one process, whichever it is, and zeros in the others.
     """
-    said = tell_all(session, str(zlib.crc32(value.tobytes())) if value.any() else "")
+    said = all_gather(session, str(zlib.crc32(value.tobytes())) if value.any() else "")
     first = min(said)
     given = {worker: note for worker, note in said.items() if note}
     if not given or first in given:

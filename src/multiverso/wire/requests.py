@@ -154,8 +154,8 @@ class Gather(_Request):
     number: _Number
 
 
-class Tell(_Request):
-    """Answered with all workers' ``notes`` once each has told its own."""
+class AllGather(_Request):
+    """Answered with all workers' ``notes`` once each has sent its own."""
 
     number: _Number
     note: _Text
@@ -167,7 +167,7 @@ class Ask(_Request):
     question: dict[str, Any]
 
 
-class Say(_Request):
+class Notify(_Request):
     """Tells the coordinator something. No answer."""
 
     saying: dict[str, Any]
@@ -185,7 +185,7 @@ class Combine(_Request):
 
 Request = (
     Hello | Challenge | Prove | Status | Look | Attach | Ready | Withdraw | Create | Share | Initialised | Close
-    | Cancel | Arrived | Gather | Tell | Ask | Say | Combine
+    | Cancel | Arrived | Gather | AllGather | Ask | Notify | Combine
 )  # fmt: skip
 
 

@@ -85,11 +85,11 @@ class Controller:
         try:
             if devices is not None or experiment_name:
                 self._devices = self.get_workers_devices(devices)
-            told = self._launched or {}
-            if told.pop("multi", False) or multi:
+            launched = self._launched or {}
+            if launched.pop("multi", False) or multi:
                 from platoon.channel.hosts import Hosts
 
-                self._hosts = Hosts(len(self._devices or told.get("devices", ())))
+                self._hosts = Hosts(len(self._devices or launched.get("devices", ())))
             if data_port is not None:
                 self.init_data(data_port, data_hwm)
             if experiment_name:
@@ -400,8 +400,8 @@ class Controller:
 
 def _from_launcher() -> dict[str, Any] | None:
     """Returns what the launcher said on the command line, for a program that did not read it; once."""
-    told = os.environ.pop("PLATOON_LAUNCHED", None)
-    return None if told is None else dict(json.loads(told))
+    launched = os.environ.pop("PLATOON_LAUNCHED", None)
+    return None if launched is None else dict(json.loads(launched))
 
 
 def spawn_controller(arguments: Sequence[str] | None = None) -> int:

@@ -100,7 +100,7 @@ class _Asked:
 
     number: int
     question: Batches
-    told: tuple[int, ...] = ()
+    waits_for: tuple[int, ...] = ()
 
 
 class Desk:
@@ -135,7 +135,7 @@ class Desk:
         self._asked[worker] = _Asked(number, asked)
         return self._look()
 
-    def say(self, worker: int, saying: Message) -> list[AnswerTo]:
+    def notify(self, worker: int, saying: Message) -> list[AnswerTo]:
         """A worker is done with batches, or leaves its loop; nonsense is no reason to end its host's connection."""
         try:
             said = msgspec.convert(saying, Finished)
@@ -197,7 +197,7 @@ class Desk:
                     hand.turn, hand.answer = asked.question.turn, answer
                     answers.append((worker, asked.number, answer))
                     again = True  # what one is given or begins may be what another waits for
-                elif tuple(answer) != asked.told:
+                elif tuple(answer) != asked.waits_for:
                     self._asked[worker] = _Asked(asked.number, asked.question, tuple(answer))
                     answers.append((worker, asked.number, {"wait": answer}))
         return answers

@@ -25,6 +25,8 @@ from multiverso.hosts.control.known_hosts import KnownHost, KnownHosts
 from multiverso.hosts.control.messages import (
     Address,
     Agreed,
+    AllGather,
+    AllGathered,
     Answer,
     Ask,
     Bring,
@@ -39,6 +41,7 @@ from multiverso.hosts.control.messages import (
     Joined,
     Line,
     Lost,
+    Notify,
     Options,
     Over,
     Parted,
@@ -46,13 +49,10 @@ from multiverso.hosts.control.messages import (
     Progress,
     Refuse,
     Report,
-    Say,
     Settled,
     Statistics,
     Take,
-    Tell,
     ToHost,
-    Told,
     Unused,
     Used,
     Welcome,
@@ -111,9 +111,9 @@ class Coordinator:
             Parted: self._tables.note_parted,
             Gather: self._gather,
             Brought: self._brought,
-            Tell: self._tell,
+            AllGather: self._all_gather,
             Ask: self._ask,
-            Say: self._say,
+            Notify: self._notify,
             Statistics: self._relay,
             Progress: self._relay,
             Clocks: self._relay,
@@ -314,7 +314,7 @@ class Coordinator:
 
     # -- what workers tell each other ------------------------------------------------------------------------
 
-    def _tell(self, host: int, report: Tell) -> list[ToHost]:
+    def _all_gather(self, host: int, report: AllGather) -> list[ToHost]:
         """A worker's note for all others; they get it once every live worker has sent its own."""
         if report.worker in self._roster.workers_of(host):
             self._notes.setdefault(report.number, {})[report.worker] = report.note
@@ -330,7 +330,7 @@ class Coordinator:
             if awaited.keys() <= notes.keys() | past.keys():
                 notes |= past | notes
                 ready.append(number)
-        return [order for number in ready for order in self._hosts.to_all(Told(number, self._notes.pop(number)))]
+        return [order for number in ready for order in self._hosts.to_all(AllGathered(number, self._notes.pop(number)))]
 
     def _is_to_tell(self, line: Line, number: int) -> bool:
         """Whether others wait for a worker's note, due between the barrier of that number and the next.
@@ -348,10 +348,10 @@ class Coordinator:
             return []
         return self._answers(self._desk.ask(report.worker, report.number, report.question))
 
-    def _say(self, host: int, report: Say) -> list[ToHost]:
+    def _notify(self, host: int, report: Notify) -> list[ToHost]:
         if report.worker not in self._roster.workers_of(host):
             return []
-        return self._answers(self._desk.say(report.worker, report.saying))
+        return self._answers(self._desk.notify(report.worker, report.saying))
 
     def _answers(self, answers: list[AnswerTo]) -> list[ToHost]:
         return [(self._roster.host_of(worker), Answer(worker, number, answer)) for worker, number, answer in answers]

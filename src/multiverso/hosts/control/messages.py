@@ -175,7 +175,7 @@ class Brought(_Message):
     number: int
 
 
-class Tell(_Message):
+class AllGather(_Message):
     """A worker's note for all workers, after a barrier."""
 
     number: int
@@ -191,7 +191,7 @@ class Ask(_Message):
     question: dict[str, Any]
 
 
-class Say(_Message):
+class Notify(_Message):
     """A worker says what has no answer."""
 
     worker: int
@@ -268,7 +268,7 @@ class Gathered(_Message):
     number: int
 
 
-class Told(_Message):
+class AllGathered(_Message):
     """All workers' notes; None of one that has passed that barrier without it."""
 
     number: int
@@ -334,14 +334,14 @@ class Over(_Message):
 
 
 Report = (
-    Hello | Options | Workers | Settled | Create | Withdraw | Done | Unused | Used | Parted | Gather | Brought | Tell
-    | Ask | Say | Statistics | Progress | Clocks | Gone
+    Hello | Options | Workers | Settled | Create | Withdraw | Done | Unused | Used | Parted | Gather | Brought
+    | AllGather | Ask | Notify | Statistics | Progress | Clocks | Gone
 )  # fmt: skip
 TableOrder = Make | Begin | Drop | Used | Part | Free
 HostOrder = (
     Peers | Workers | Statistics | Progress | Clocks | Take | Bring | Gathered | Lost | Joined | Over
 )  # fmt: skip
-Order = TableOrder | HostOrder | Told | Answer | Agreed | Refuse | Welcome
+Order = TableOrder | HostOrder | AllGathered | Answer | Agreed | Refuse | Welcome
 ToHost = tuple[int, Order]
 """A host's number, and the order for it."""
 

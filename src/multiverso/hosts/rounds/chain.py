@@ -98,8 +98,8 @@ class ChainState:
 
     # -- words to other hosts -------------------------------------------------------------------------------
 
-    def say(self, peer: int, table: RoundTable) -> None:
-        """Says to a peer how far this host is with a table, if it is a neighbour and connected."""
+    def report_progress(self, peer: int, table: RoundTable) -> None:
+        """Tells a peer how far this host is with a table, if it is a neighbour and connected."""
         if peer in self.outboxes and peer in (self.before, self.next):
             self.outboxes[peer].append(at_frame(table, self.epoch))
 
@@ -109,12 +109,12 @@ class ChainState:
             if peer is not None:
                 self.wake(peer)
 
-    def tell(self, table: RoundTable, round_number: int) -> int | None:
+    def request_round(self, table: RoundTable, round_number: int) -> int | None:
         """Asks the host before for a round; returns which host that is, or None where it need not be asked."""
         before = self.before
-        if before is None or before not in table.theirs or round_number <= table.told:
+        if before is None or before not in table.theirs or round_number <= table.requested:
             return None
-        table.told = round_number
+        table.requested = round_number
         self.outboxes[before].append(Outgoing(RoundHeader(frames.WANT, table=table.number, number=round_number)))
         return before
 

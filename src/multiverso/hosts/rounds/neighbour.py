@@ -46,7 +46,7 @@ class Neighbour(Carried):
             state.forget_questions(peer)
             for table in state.tables.values():
                 table.theirs.discard(peer)
-                state.say(peer, table)
+                state.report_progress(peer, table)
                 if table.refill is not None and table.refill.source == peer:
                     state.ask(table, peer)
 
@@ -62,7 +62,7 @@ class Neighbour(Carried):
             state.forget_questions(peer)
             for table in state.tables.values():
                 table.theirs.discard(peer)
-                table.told = 0
+                table.requested = 0
 
     # -- sending ---------------------------------------------------------------------------------------------
 
@@ -188,7 +188,7 @@ class Neighbour(Carried):
         """The peer says how far it is."""
         state, peer = self._state, self._peer
         check_same(table, theirs, peer)
-        told = {peer}
+        peers = {peer}
         with state.state_lock:
             near = peer in (state.before, state.next)
             if header.epoch != state.epoch or peer in table.theirs or not near:
@@ -197,8 +197,8 @@ class Neighbour(Carried):
                 if not table.placed and peer == state.before:
                     refills.place(table, theirs)
                     if state.next is not None:
-                        state.say(state.next, table)
-                        told.add(state.next)
+                        state.report_progress(state.next, table)
+                        peers.add(state.next)
                 if not table.placed:
                     return  # it says so again once it knows about this host
                 table.theirs.add(peer)
@@ -207,14 +207,14 @@ class Neighbour(Carried):
                 else:
                     table.returned = max(theirs.arrived, table.arrived - WINDOW)
             if table.placed:
-                state.say(peer, table)  # when it was said before, the peer may not have had the table
-        for other in told:
+                state.report_progress(peer, table)  # when it was said before, the peer may not have had the table
+        for other in peers:
             state.wake(other)
 
     def _want(self, table: RoundTable, round_number: int) -> None:
         """A host behind waits for a round."""
         with self._state.state_lock:
             table.wanted = max(table.wanted, round_number)
-            told = self._state.tell(table, round_number)
-        if told is not None:
-            self._state.wake(told)
+            asked = self._state.request_round(table, round_number)
+        if asked is not None:
+            self._state.wake(asked)

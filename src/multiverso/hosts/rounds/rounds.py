@@ -73,10 +73,10 @@ class Rounds:
                 table.incoming.clear()
                 table.theirs.clear()
                 table.folded = table.received = table.arrived
-                table.told = 0
+                table.requested = 0
                 refills.regrouped(table, self.state.live)
                 for peer in self.state.outboxes:
-                    self.state.say(peer, table)
+                    self.state.report_progress(peer, table)
         self.state.wake_neighbours()
         for table in list(self.state.tables.values()):
             self.run(table)
@@ -103,7 +103,7 @@ class Rounds:
             )
             table.gives = self.state.early.pop(number, {})
             for peer in self.state.outboxes:
-                self.state.say(peer, table)
+                self.state.report_progress(peer, table)
         self.state.wake_neighbours()
 
     def begin(self, number: int) -> None:
@@ -198,20 +198,20 @@ class Rounds:
             with self.state.state_lock:
                 if self.state.tables.get(table.number) is not table:
                     continue  # its memory may be another's by now
-                left, told = self._wish(table, now)
+                left, asked = self._request_late_round(table, now)
                 if table.gives or (table.refill is not None and not table.refill.over):
                     left = _PATIENCE_SECONDS  # workers that make values of a sum say nothing when these are there
-            if told is not None:
-                self.state.wake(told)
+            if asked is not None:
+                self.state.wake(asked)
             if left is not None:
                 soonest = left if soonest is None else min(soonest, left)
         return soonest
 
-    def _wish(self, table: RoundTable, now: float) -> tuple[float | None, int | None]:
+    def _request_late_round(self, table: RoundTable, now: float) -> tuple[float | None, int | None]:
         """Whether a worker waits for a round that the head has not begun: it may have no worker left.
 
         Returns:
-            the seconds after which that should be said, or None; the host that it was said to, or None.
+            the seconds after which to ask for it, or None; the host that was asked, or None.
         """
         round_number = table.wanted if table.blank else table.round_of(table.decided + 1)
         if self.state.before is None or not table.is_wanted(round_number):
@@ -220,8 +220,8 @@ class Rounds:
         if table.waits_since is None:
             table.waits_since = now
         left = table.waits_since + _PATIENCE_SECONDS - now
-        told = self.state.tell(table, round_number) if left <= 0 else None
-        return (None, told) if told is not None else (max(left, _PATIENCE_SECONDS), None)
+        asked = self.state.request_round(table, round_number) if left <= 0 else None
+        return (None, asked) if asked is not None else (max(left, _PATIENCE_SECONDS), None)
 
     def run(self, table: RoundTable) -> None:
         """Adds this host's part to whatever has come."""

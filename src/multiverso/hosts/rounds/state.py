@@ -144,7 +144,8 @@ class RoundTable:
         sums, totals: what was passed on and may be asked for again, by step.
         theirs: neighbours that have said how far they are.
         known: the last step whose total every host has: none asks for it again.
-        wanted: the last round that a host behind waits for; ``told``: and that was passed on to the host before.
+        wanted: the last round that a host behind waits for.
+        requested: the last round that this host has asked the one before for.
         waits_since: since when a worker waits for the round that is due; None: none does.
         blank: the values are not here: sums and totals pass, and nothing is done with them (``refills.py``).
         placed: it is known how far the chain is: of a blank one, once the host before has said so.
@@ -170,7 +171,7 @@ class RoundTable:
     theirs: set[int] = field(default_factory=set)
     known: int = 0
     wanted: int = 0
-    told: int = 0
+    requested: int = 0
     waits_since: float | None = None
     blank: bool = False
     placed: bool = True
@@ -199,7 +200,7 @@ class RoundTable:
 
     def is_wanted(self, round_number: int) -> bool:
         """Returns whether a worker here or behind waits for a round, and the host before does not know yet."""
-        return self.told < round_number and (self.wanted >= round_number or self.staged.wanted(round_number))
+        return self.requested < round_number and (self.wanted >= round_number or self.staged.wanted(round_number))
 
     def members_if_ready(self, turn: int, overwrites: bool, heads: bool) -> int | None:
         """Returns who of this host takes part in a turn, or None while it is not ready. Changes nothing.

@@ -85,12 +85,12 @@ class Channel:
     def round_trip(self) -> float:
         """Returns the shortest way there and back in seconds: the system sees each acknowledgement."""
         try:
-            told = self._socket.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _MIN_RTT_AT + 4)
+            info = self._socket.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _MIN_RTT_AT + 4)
         except OSError:
             return FAR
-        if len(told) < _MIN_RTT_AT + 4:  # Linux before 4.6
+        if len(info) < _MIN_RTT_AT + 4:  # Linux before 4.6
             return FAR
-        return int.from_bytes(told[_MIN_RTT_AT:], sys.byteorder) * 1e-6
+        return int.from_bytes(info[_MIN_RTT_AT:], sys.byteorder) * 1e-6
 
     def shutdown(self) -> None:
         """Ends it for both sides, and wakes threads that wait in here. Any thread may call it, more than once."""

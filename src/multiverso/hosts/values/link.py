@@ -185,7 +185,7 @@ class Link(Carried):
         while self._state.queues.answers:
             self.sent(self._state.queues.answers.popleft())
         for table in self._state.tables.values():
-            table.theirs, table.told = None, False
+            table.theirs, table.announced = None, False
 
     # -- what is to do ---------------------------------------------------------------------------------------
 
@@ -204,7 +204,7 @@ class Link(Carried):
         """Whether a look finds nothing to begin before a frame has come: it looks then by itself."""
         with self._state.lock:
             tables = [table for table in self._state.tables.values() if table.ready]
-            return bool(tables) and all(table.passing and (table.told or not table.here) for table in tables)
+            return bool(tables) and all(table.passing and (table.announced or not table.here) for table in tables)
 
     def settle(self, take: bool, tables: Iterable[int] | None = None) -> Ticket:
         """Asks that all that is in V now gets to the peer, unquantised; with ``take``, all that is there comes here.

@@ -113,7 +113,7 @@ class Receiving:
             part, changes = table.here[header.chunk], table.held.home_changes
             state.serving_urgent = flags & frames.URGENT != 0
             if flags & frames.FIRST:
-                table.marked, table.told = changes.for_peer(state.peer), False
+                table.marked, table.announced = changes.for_peer(state.peer), False
         try:
             if number == part.applied:
                 state.traffic.repeated += 1

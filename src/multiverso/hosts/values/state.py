@@ -126,7 +126,7 @@ class LinkTable:
     news: bool = False
     again: set[int] = field(default_factory=set)
     marked: int = 0  # home: changes when the peer's last pass began
-    told: bool = False
+    announced: bool = False
     closed: bool = False  # by the peer
 
     ruling: bool = False  # pushes go through the rule: not those of initial values
@@ -334,8 +334,8 @@ class LinkState:
     def begin_what_is_due(self, table: LinkTable, now: float) -> None:
         """Tells the peer news of what lives here, and begins a pass over what lives there, if it is time."""
         changes = table.held.changes
-        if table.here and not table.told and table.held.home_changes.for_peer(self.peer) != table.marked:
-            table.told = True
+        if table.here and not table.announced and table.held.home_changes.for_peer(self.peer) != table.marked:
+            table.announced = True
             self.traffic.news += 1
             self.queues.words.append(Outgoing(Header(frames.NEWS, table=table.number)))
         if table.passing or not table.away or now - table.began < table.held.every.seconds:

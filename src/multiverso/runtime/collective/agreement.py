@@ -16,10 +16,10 @@ from multiverso.runtime.session.session import Session
 _NOTE_BYTES = 1024
 _NOTES = 2  # of each worker, in turns: one is written while others still read the one before
 _HEADER_BYTES = 16  # int64: the number of the barrier after which it is read, and its length
-_MEMORY = "multiverso-told"
+_MEMORY = "multiverso-notes"
 
 
-def tell_all(session: Session, note: str) -> dict[int, str]:
+def all_gather(session: Session, note: str) -> dict[int, str]:
     """Sends a short note to all workers and returns each worker's, by its number: collective.
 
     Args:
@@ -42,7 +42,7 @@ def tell_all(session: Session, note: str) -> dict[int, str]:
 
 
 def _tell(session: Session, note: str) -> dict[int, str | None]:
-    """As `tell_all`; None is said of one that was interrupted, and is at the next barrier without a word."""
+    """As `all_gather`; None is said of one that was interrupted, and is at the next barrier without a word."""
     if is_behind(session):
         raise MultiversoError(
             f"worker {session.worker_id} has taken the place of one that died, and the others have saved or loaded "
@@ -51,7 +51,7 @@ def _tell(session: Session, note: str) -> dict[int, str | None]:
         )
     if session.hosts:
         session.barrier()  # what the others have changed before is seen here
-        return session.node.tell_all(note.encode()[: _NOTE_BYTES - _HEADER_BYTES].decode(errors="ignore"))
+        return session.node.all_gather(note.encode()[: _NOTE_BYTES - _HEADER_BYTES].decode(errors="ignore"))
     memory = session.shared_memory(_MEMORY, at.MAX_WORKERS * _NOTES * _NOTE_BYTES)
     pages = memory.array.reshape(-1, _NOTES, _NOTE_BYTES)
     mine = pages[session.worker_id]
@@ -67,8 +67,8 @@ def _tell(session: Session, note: str) -> dict[int, str | None]:
     header[0] = number  # last: a worker that is killed before has written nothing
     _pass(session, number)
     # by the notes, not by which workers are live: the first to read may have left before the last one does
-    told = pages[:, number % _NOTES]
-    return {worker: _read(page) for worker, page in enumerate(told) if _header(page)[0] == number}
+    notes = pages[:, number % _NOTES]
+    return {worker: _read(page) for worker, page in enumerate(notes) if _header(page)[0] == number}
 
 
 def _pass(session: Session, number: int) -> None:

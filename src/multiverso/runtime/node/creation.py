@@ -163,8 +163,8 @@ class Creations:
             creation.piece = piece = self._catalogue.make(creation.key, spec, mode, number)
         except (MultiversoError, OSError) as error:
             # one table that cannot be made must not end the job
-            told = error if isinstance(error, MultiversoError) else OutOfMemoryError(f"no memory: {error}")
-            self._done(creation, told)
+            why = error if isinstance(error, MultiversoError) else OutOfMemoryError(f"no memory: {error}")
+            self._done(creation, why)
             return
         if piece.shard is not None and piece.shard.consistency.reads_wait:
             for worker in workers:  # no round or clock may advance without one that another host reports later

@@ -103,9 +103,9 @@ class Entrance:
             accepted, _ = self.listener.accept()
             with accepted:
                 accepted.setblocking(False)
-                told = f"the job's node has no file descriptor left for this process (ulimit -n is {limit} there)"
-                messages.send(accepted, {"re": None, "error": "StartupError", "message": told})
-                log(told)
+                text = f"the job's node has no file descriptor left for this process (ulimit -n is {limit} there)"
+                messages.send(accepted, {"re": None, "error": "StartupError", "message": text})
+                log(text)
         except OSError:
             pass
         finally:

@@ -12,7 +12,7 @@ from multiverso.runtime.session.node_link import NodeLink
 from multiverso.runtime.session.patience import Patience
 from multiverso.runtime.session.view import SessionView
 from multiverso.wire.messages import Message
-from multiverso.wire.requests import Arrived, Ask, Gather, Request, Say, Tell
+from multiverso.wire.requests import AllGather, Arrived, Ask, Gather, Notify, Request
 
 
 class NodeClient:
@@ -50,7 +50,7 @@ class NodeClient:
             self._link.tell(Gather(self._gatherings))
             return self._gatherings
 
-    def tell_all(self, note: str) -> dict[int, str | None]:
+    def all_gather(self, note: str) -> dict[int, str | None]:
         """Sends a short note to the workers of all hosts, through the nodes; see `agreement`.
 
         Returns:
@@ -60,7 +60,7 @@ class NodeClient:
         session.check_may_wait()
         with self._lock:
             patience = Patience(session, session.start_deadline(), "what the other workers have to tell", self._link)
-            request = Tell(session.barriers, note)
+            request = AllGather(session.barriers, note)
             try:
                 answer, _ = self._link.ask(request, patience.deadline.at, "the others' notes", patience.raise_if_over)
             except BaseException:
@@ -87,19 +87,19 @@ class NodeClient:
         with self._lock:
             patience = Patience(self._session, deadline, what)
             try:
-                told, _ = self._link.ask(Ask(question), deadline.at, what, patience.raise_if_over)
-                while "wait" in told["answer"]:
+                reply, _ = self._link.ask(Ask(question), deadline.at, what, patience.raise_if_over)
+                while "wait" in reply["answer"]:
                     if waits is not None:
-                        waits([int(worker) for worker in told["answer"]["wait"]])
-                    told, _ = self._link.more(deadline.at, what, patience.raise_if_over)
+                        waits([int(worker) for worker in reply["answer"]["wait"]])
+                    reply, _ = self._link.more(deadline.at, what, patience.raise_if_over)
             except BaseException:
                 self._link.give_up()
                 raise
-        answer: Message = told["answer"]
+        answer: Message = reply["answer"]
         if "error" in answer:
             raise MultiversoError(f"{what}: {answer['error']}")
         return answer
 
     def say_to_hosts(self, saying: Message) -> None:
         """Sends the first host's node a message without an answer, see ``multiverso.hosts.control.answers``."""
-        self.tell(Say(saying))
+        self.tell(Notify(saying))

@@ -118,11 +118,11 @@ class HostCreations(Creations):
         first = creation.waiting[waiting[0]]
         assert isinstance(first.spec, TableSpec)
         if first.spec.initial == "mean" and first.spec.dtype.startswith("int"):
-            told = (
+            refusal = (
                 f"{words(creation.key)}: initial='mean' of whole numbers works on one host only yet, as each host "
                 "would round its own part: use 'sum' or 'master', or a float table"
             )
-            self._refuse(creation, NotInThisJobError(told))
+            self._refuse(creation, NotInThisJobError(refusal))
             return
         masters = [i for i in waiting if creation.waiting[i].is_master]
         self._copies.report(Create(creation.key, first.spec.as_message(), first.mode, waiting, masters))
@@ -140,10 +140,10 @@ class HostCreations(Creations):
         step: Step = "make" if creation.step == "make" else "write"
         if step == "write":
             creation.step = "join"
-        told = None
+        failed = None
         if error is not None:
-            told = type(error).__name__, f"{self._roster.names[self._roster.host]}: {error}"
-        self._copies.report(Done(creation.key, step, told))
+            failed = type(error).__name__, f"{self._roster.names[self._roster.host]}: {error}"
+        self._copies.report(Done(creation.key, step, failed))
 
     def _done_between(self, key: Key, step: Step) -> None:
         self._copies.report(Done(key, step))

@@ -1,6 +1,6 @@
 """This host's part in a job on several: what joins its node to the coordinator and to the other nodes.
 
-Three threads beside the node's: one reports what this host's workers do (`telling`), one moves tables' values, one
+Three threads beside the node's: one reports what this host's workers do (`reporting`), one moves tables' values, one
 after another (`moving`), and one receives the coordinator's orders (`hosts.control.connections`). What they find out
 reaches the node's thread as orders.
 """
@@ -17,6 +17,7 @@ from multiverso.hosts.control.connections import Centre, Outpost, credentials_of
 from multiverso.hosts.control.messages import (
     Address,
     Agreed,
+    AllGathered,
     Alone,
     Answer,
     Begin,
@@ -40,7 +41,6 @@ from multiverso.hosts.control.messages import (
     Report,
     Statistics,
     Take,
-    Told,
     Used,
     Welcome,
     Workers,
@@ -60,14 +60,14 @@ from multiverso.runtime.node.connection import Connection
 from multiverso.runtime.node.creation import lost_error
 from multiverso.runtime.node.hosts import Hosts
 from multiverso.runtime.node.membership import Membership
-from multiverso.runtime.several_hosts.asking import Asking
 from multiverso.runtime.several_hosts.barriers import HostBarriers
 from multiverso.runtime.several_hosts.creation import HostCreations
 from multiverso.runtime.several_hosts.exchanged_tables import ExchangedTables
 from multiverso.runtime.several_hosts.mirror import write_line
 from multiverso.runtime.several_hosts.moving import Mover
+from multiverso.runtime.several_hosts.questions import Questions
 from multiverso.runtime.several_hosts.reductions import Reductions
-from multiverso.runtime.several_hosts.telling import Teller
+from multiverso.runtime.several_hosts.reporting import Reporter
 from multiverso.shards.shard import Shard
 from multiverso.spec.modes import MODES
 from multiverso.wire import requests as asked
@@ -86,7 +86,7 @@ class OtherHosts(Hosts):
 
     Attributes:
         over: set when all workers of all hosts have gone, so that this host's copies are no longer needed.
-        teller: reports to the coordinator what this host's workers do.
+        reporter: reports to the coordinator what this host's workers do.
         tables: which of them travel, and how.
         barriers: who has reached which.
         reductions: arrays that workers of all hosts reduce, once the memory is there.
@@ -102,7 +102,7 @@ class OtherHosts(Hosts):
         self.fabric, self._listener = fabric, listener
         self._closing = threading.Event()
         self._lost: set[int] = set()
-        self._asking = Asking(self.report)
+        self._questions = Questions(self.report)
         self._centre: Centre | Outpost | None = None
 
     def meet(self, post: Callable[[Order | Alone | Callable[[], None]], None]) -> None:
@@ -142,14 +142,14 @@ class OtherHosts(Hosts):
         control.span_hosts()
         self.control = control
         self._shards: Callable[[], Mapping[int, Shard]] = lambda: catalogue.shards
-        self.teller = Teller(roster, control, self._shards, tell, self._closing)
+        self.reporter = Reporter(roster, control, self._shards, tell, self._closing)
         self._mover = mover = Mover(self._post, control, self._closing)
         self.tables = ExchangedTables(roster, fabric, mover, control, self._shards, self.report, tell)
         self.barriers = HostBarriers(roster, control, self.tables, comes_again)
         self.reductions = Reductions(roster, control, self._messages, catalogue.whole_memory)
         self._creations = HostCreations(catalogue, control, roster, self.tables)
         mover.begin()
-        self.teller.begin()
+        self.reporter.begin()
         return self._creations
 
     def stay(self, closing: threading.Event, stopped: Callable[[], bool] | None) -> bool:
@@ -176,11 +176,11 @@ class OtherHosts(Hosts):
         if begun:
             self._mover.join()
             self.tables.join()
-            self.teller.join()
+            self.reporter.join()
 
     def report(self, message: Report) -> None:
         """Tells the coordinator something, after what this host's workers have done so far."""
-        self.teller.report(message)
+        self.reporter.report(message)
 
     def _deliver(self, host: int, message: Body) -> None:
         """Takes another node's message, also from a host that has begun before this one's workers have."""
@@ -212,16 +212,16 @@ class OtherHosts(Hosts):
                 self.barriers.arrived(connection.attached_id, request.barrier)
             case asked.Gather():
                 self.report(Gather(request.number))
-            case asked.Tell():
-                self._asking.tell(connection, request)
+            case asked.AllGather():
+                self._questions.all_gather(connection, request)
                 self._refuse_told()
             case asked.Ask():
-                self._asking.ask(connection, request)
-            case asked.Say():
-                self._asking.say(connection, request)
+                self._questions.ask(connection, request)
+            case asked.Notify():
+                self._questions.notify(connection, request)
             case asked.Combine():
                 assert self.reductions is not None
-                self.reductions.told(connection.attached_id, request)
+                self.reductions.contribute(connection.attached_id, request)
 
     def replaced(self, worker_id: int) -> None:
         """See `Hosts.replaced`."""
@@ -230,20 +230,20 @@ class OtherHosts(Hosts):
     def look(self) -> None:
         """A worker of this host has come, left or died."""
         self._refuse_told()
-        self.teller.tell_now()
+        self.reporter.report_changes()
         self.barriers.look()
 
     def _refuse_told(self) -> None:
         lost = self.control.lost()
         if lost and not self.control.continues:
-            self._asking.refuse(lost_error(lost, "before it had sent what others wait for"))
+            self._questions.refuse(lost_error(lost, "before it had sent what others wait for"))
 
     def _anybody_lost(self) -> bool:
         return any(worker.liveness == at.LOST for worker in self.control.workers())
 
     def forget(self, connection: Connection) -> None:
         """A process no longer waits for an answer."""
-        self._asking.forget(connection)
+        self._questions.forget(connection)
 
     # -- what happens on others ------------------------------------------------------------------------------
 
@@ -265,8 +265,8 @@ class OtherHosts(Hosts):
                 members.refuse(order.options)
             case Welcome():
                 self.welcome(order)
-            case Told() | Answer():
-                self._asking.answer(order)
+            case AllGathered() | Answer():
+                self._questions.answer(order)
             case Alone():
                 if not self.over.is_set() and (self.control.continues or not self._lost):
                     if self.control.continues or not self._anybody_lost():  # or all know why it ends

@@ -57,7 +57,7 @@ def memory_bytes(small: bool, workers: int) -> int:
 
 
 class Reductions:
-    """Owner: the node, which calls `close`; `told` and `arrived` may be called by any thread.
+    """Owner: the node, which calls `close`; `contribute` and `arrived` may be called by any thread.
 
     Args:
         roster: the job's hosts.
@@ -73,7 +73,7 @@ class Reductions:
         self._local = list(roster.local)
         self._bits = {host: sum(1 << worker for worker in roster.workers_of(host)) for host in range(roster.hosts)}
         self._combining = Combining(roster.host, list(range(roster.hosts)), messages.send, messages.free)
-        self._told: dict[int, dict[int, tuple[Any, ...]]] = {}
+        self._contributions: dict[int, dict[int, tuple[Any, ...]]] = {}
         self._segments: dict[str, Segment] = {}
         self._sums: list[Array] = []
         self._done = self._failed = 0
@@ -83,7 +83,7 @@ class Reductions:
         self._thread = threading.Thread(target=self._run, name="multiverso-reductions", daemon=True)
         self._thread.start()
 
-    def told(self, worker: int, request: Combine) -> None:
+    def contribute(self, worker: int, request: Combine) -> None:
         """A worker of this host has put its part of a piece into its slot.
 
         Raises:
@@ -123,7 +123,7 @@ class Reductions:
                 if not self._failed:
                     for number in event():
                         self._done = number
-                        del self._told[number]
+                        del self._contributions[number]
                     self._show()
                     return
             except ShapeMismatchError:
@@ -136,13 +136,13 @@ class Reductions:
     def _note(self, worker: int, number: int, said: tuple[Any, ...]) -> list[int]:
         if number <= self._done:
             return []  # it was interrupted after it had reported, and reports again
-        told = self._told.setdefault(number, {})
-        if worker in told:
+        contributed = self._contributions.setdefault(number, {})
+        if worker in contributed:
             return []
-        told[worker] = said
-        if len(told) < len(self._local):
+        contributed[worker] = said
+        if len(contributed) < len(self._local):
             return []
-        if len(set(told.values())) > 1:
+        if len(set(contributed.values())) > 1:
             raise ShapeMismatchError("the workers of this host do not reduce the same things")
         signature, operation, dtype, nbytes = said
         piece = Piece(number, signature, operation, np.dtype(dtype), nbytes)
@@ -181,11 +181,11 @@ class Reductions:
 
     def _show(self) -> None:
         """Publishes in shared memory how far the reductions are, and wakes those that wait for that."""
-        if not self._told and SMALL_NAME not in self._segments:
+        if not self._contributions and SMALL_NAME not in self._segments:
             return  # only other hosts have begun
         number = self._done + 1
         mask = self._bits[self._roster.host]
-        for worker in self._told.get(number, {}):
+        for worker in self._contributions.get(number, {}):
             mask &= ~(1 << worker)
         for host in self._combining.missing(number):
             mask |= self._bits[host]

@@ -18,7 +18,7 @@ _STATISTICS_EVERY = 10  # looks
 _JOIN_SECONDS = 10.0
 
 
-class Teller:
+class Reporter:
     """A thread that looks at this host's workers. Any thread may call it. Owner: `OtherHosts`.
 
     Args:
@@ -42,10 +42,10 @@ class Teller:
         self._shards = shards
         self._report = report
         self._closing = closing
-        self._telling = threading.Lock()
+        self._reporting = threading.Lock()
         self._last_lines: dict[int, Line] = {}
         self._last_progress: dict[int, dict[int, list[int]]] = {}
-        self._thread = threading.Thread(target=self._tell, name="multiverso-hosts-report", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="multiverso-hosts-report", daemon=True)
 
     def begin(self) -> None:
         """Starts the thread."""
@@ -57,26 +57,26 @@ class Teller:
             self._thread.join(_JOIN_SECONDS)
 
     def report(self, message: Report) -> None:
-        """Tells the coordinator something, after what this host's workers have done so far."""
-        with self._telling:
-            self._tell_changes()
+        """Reports something to the coordinator, after what this host's workers have done so far."""
+        with self._reporting:
+            self._report_changes()
             self._report(message)
 
-    def tell_now(self) -> None:
-        """Tells what this host's workers do, without waiting for the next regular look."""
-        with self._telling:
-            self._tell_changes()
+    def report_changes(self) -> None:
+        """Reports what this host's workers do, without waiting for the next regular look."""
+        with self._reporting:
+            self._report_changes()
 
-    def _tell(self) -> None:
-        told: dict[int, dict[int, dict[str, float]]] = {}
+    def _run(self) -> None:
+        reported: dict[int, dict[int, dict[str, float]]] = {}
         for look in itertools.count():
             if self._closing.wait(_LOOK_SECONDS):
                 return
-            self.tell_now()
+            self.report_changes()
             if look % _STATISTICS_EVERY == 0:
                 found = self._statistics()
-                if found != told:
-                    told = found
+                if found != reported:
+                    reported = found
                     self._report(Statistics(found))
 
     def _statistics(self) -> dict[int, dict[int, dict[str, float]]]:
@@ -84,7 +84,7 @@ class Teller:
             number: {i: shard.statistics(i) for i in self._roster.local} for number, shard in self._shards().items()
         }
 
-    def _tell_changes(self) -> None:
+    def _report_changes(self) -> None:
         now = time.monotonic_ns()
         lines = {line.worker_id: line for line in read_lines(self._control, self._roster.local, self._shards())}
         changed = [line for worker_id, line in lines.items() if self._last_lines.get(worker_id) != line]
