@@ -18,7 +18,7 @@ from multiverso.deadline import Deadline
 from multiverso.errors import NodeLostError, WorkerLostError
 from multiverso.hosts.control.connections import Talk
 from multiverso.hosts.control.messages import Alone
-from multiverso.hosts.peer.conversation import Timeouts
+from multiverso.hosts.peer.conversation import Conversation, Timeouts
 from multiverso.hosts.peer.frames import HEADER_BYTES, Header
 from multiverso.hosts.peer.messages import MESSAGE
 from multiverso.hosts.transport.channel import Plain
@@ -93,6 +93,28 @@ def test_silence_for_longer_than_the_grace_loses_the_host_on_both_sides() -> Non
         assert "host-1" in str(first)
         assert isinstance(second, NodeLostError)
         assert here == there == 2.0
+
+
+def test_a_host_that_has_just_connected_again_is_heard_out_before_it_counts_as_lost() -> None:
+    """On a busy machine the handshake takes most of the grace; it has shown that the other node is there."""
+    now = 0.0
+    conversation = Conversation(1, lambda message: None, Timeouts.of(6.0), clock=lambda: now)
+    conversation.connect(1)
+    now = 3.0
+    assert conversation.is_silent(now)
+    conversation.cut()
+    now = 5.5
+    conversation.connect(1)
+    assert not conversation.why_lost(8.4)
+    conversation.arrived(Header(MESSAGE), None, 8.4)
+    assert not conversation.why_lost(14.3)
+    assert conversation.why_lost(14.5) == "it was silent for 6 s"
+
+    now = 14.0
+    conversation.cut()
+    conversation.connect(1)
+    assert not conversation.why_lost(16.9)
+    assert conversation.why_lost(17.1), "no word over the new connection, either"
 
 
 def test_a_link_that_is_silent_for_less_than_the_grace_is_survived() -> None:

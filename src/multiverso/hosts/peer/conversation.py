@@ -2,8 +2,9 @@
 
 A `Stream` that sends a beat once a second where it has nothing else to send. An end that has received nothing for
 `silence_seconds` gives the connection up and makes a new one. After `grace_seconds` without a frame the other node
-counts as lost; where the connection was ended, and not merely silent, after `ended_seconds`. A node that ends, or does
-not take the other one, says so with a last frame (`ending`): do not connect again.
+counts as lost, but not before a connection that was just made has had `silence_seconds`; where the connection was
+ended, and not merely silent, after `ended_seconds`. A node that ends, or does not take the other one, says so with a
+last frame (`ending`): do not connect again.
 """
 
 from __future__ import annotations
@@ -169,6 +170,7 @@ class Conversation(Stream):
         was_heard = self._cut_at - self._heard_at < self._timeouts.silence_seconds
         if not self._connected and was_heard and cut >= self._timeouts.ended_seconds:
             return f"the connection to it ended, and was not made again within {self._timeouts.ended_seconds:g} s"
-        if now - self._heard_at >= self._timeouts.grace_seconds:
+        just_made = self._connected and now - self._connected_at < self._timeouts.silence_seconds
+        if now - self._heard_at >= self._timeouts.grace_seconds and not just_made:
             return f"it was silent for {self._timeouts.grace_seconds:g} s"
         return ""
