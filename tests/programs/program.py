@@ -1,7 +1,8 @@
 """A random synchronous program: ``multiverso run program.py SEED [keyed] [kill]``; prints a digest of what was read.
 
 The seed makes the tables, their updaters, the managers and their rules, how often the run is saved, and what each step
-does; the same in all workers, which draw their numbers apart. With ``keyed`` there are keyed tables, too; with ``kill``
+does; the same in all workers, which draw their numbers apart. In half of them one worker leaves early, and prints
+nothing. With ``keyed`` there are keyed tables, too; with ``kill``
 one worker ends in the middle of the first start, by SIGKILL or with an error.
 """
 
@@ -125,13 +126,15 @@ def main(seed: int, keyed: bool, kill: bool) -> None:
         for _ in range(steps)
     ]
     victim, ends_at = plan.randrange(mv.workers_num()), plan.randrange(1, steps)
+    leaver, leaves_after = plan.randrange(mv.workers_num()), plan.randrange(1, 2 * steps)
+    leaves = mv.workers_num() > 1 and mv.worker_id() == leaver and leaves_after < steps
     draws = np.random.default_rng([seed, mv.worker_id()])
     seen = hashlib.sha256()
     with mv.checkpoint("run", *(m for m, _ in made if isinstance(m, SharedParams)), every=every) as checkpoint:
         own = checkpoint.restore()
         if own is not None:
             draws.bit_generator.state, seen = own["draws"], hashlib.sha256(own["seen"])
-        for step in range(own["step"] if own else 0, steps):
+        for step in range(own["step"] if own else 0, leaves_after if leaves else steps):
             if kill and mv.restarts() == 0 and (mv.worker_id(), step) == (victim, ends_at):
                 if plan.random() < 0.3:
                     raise RuntimeError("a worker's own error")
@@ -140,9 +143,10 @@ def main(seed: int, keyed: bool, kill: bool) -> None:
                 seen.update(made[which][1](kind, draws) or b"")
             seen = hashlib.sha256(kept := seen.digest())
             checkpoint.step({"step": step + 1, "draws": draws.bit_generator.state, "seen": kept})
-    for _, last in made:
-        seen.update(last("read", draws) or b"")
-    print(f"worker {mv.worker_id()} of {mv.workers_num()}: {seen.hexdigest()[:16]}", flush=True)
+    if not leaves:
+        for _, last in made:
+            seen.update(last("read", draws) or b"")
+        print(f"worker {mv.worker_id()} of {mv.workers_num()}: {seen.hexdigest()[:16]}", flush=True)
     mv.shutdown()
 
 
