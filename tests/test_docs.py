@@ -117,7 +117,17 @@ def test_nothing_on_the_page_is_left_unrun(page: Path) -> None:
         return
     found = blocks(text)
     assert text.count("```") == 2 * len(found), "a fence that is not closed, or not seen by this test"
-    assert {b.language for b in found} <= {"python", "console", "sh", "text", "json", "toml", "ini", "mermaid"}
+    assert {b.language for b in found} <= {
+        "python",
+        "console",
+        "sh",
+        "text",
+        "json",
+        "toml",
+        "ini",
+        "mermaid",
+        "dockerfile",
+    }
     commands = " ".join(b.body for b in found if b.language == "console")
     for block in found:
         if block.language == "python" and block.title:

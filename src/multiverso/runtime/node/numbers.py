@@ -47,37 +47,37 @@ class Numbers:
     fixed: bool
     replaces: bool
 
-    def free(self, wish: int | None) -> int | None:
-        """Returns a number that can be given out now: the wish, if there is one; None where there is none."""
-        return next(filter(self._is_free, self._wished(wish)), None)
+    def free(self, wanted: int | None) -> int | None:
+        """Returns a number that can be given out now: the wanted one, if one is wanted; None where there is none."""
+        return next(filter(self._is_free, self._candidates(wanted)), None)
 
-    def is_over(self, wish: int | None) -> bool:
+    def is_over(self, wanted: int | None) -> bool:
         """Returns whether the owner has gone already, or is about to."""
         # its own word counts before the watcher has noticed: `init` may follow `shutdown` at once
         return any(
             self.control.liveness(i) in (at.GONE, at.LOST) or self.control.participation(i) == at.LEFT
-            for i in self._wished(wish)
+            for i in self._candidates(wanted)
         )
 
-    def is_late(self, wish: int | None) -> bool:
-        """Returns whether the wish will be free soon: its owner is over, and that has not had all its effects yet."""
-        if wish is None:
+    def is_late(self, wanted: int | None) -> bool:
+        """Returns whether the wanted one will be free soon: its owner is over, with effects still to come."""
+        if wanted is None:
             return False
-        liveness = self.control.liveness(wish)
+        liveness = self.control.liveness(wanted)
         if not self.fixed:  # its connection's end may be read after the next one's first words
-            left = liveness == at.GONE or self.control.participation(wish) == at.LEFT
-            return left and not self._is_free(wish)
+            left = liveness == at.GONE or self.control.participation(wanted) == at.LEFT
+            return left and not self._is_free(wanted)
         if not self._may_be_replaced:
             return False
-        dead = liveness == at.LOST or (liveness == at.ALIVE and self._has_ended(wish))
-        return dead and not self._is_free(wish)
+        dead = liveness == at.LOST or (liveness == at.ALIVE and self._has_ended(wanted))
+        return dead and not self._is_free(wanted)
 
     @property
     def _may_be_replaced(self) -> bool:
         return self.fixed and self.replaces and self.control.continues
 
-    def _wished(self, wish: int | None) -> Sequence[int]:
-        return self.local if wish is None else [wish]
+    def _candidates(self, wanted: int | None) -> Sequence[int]:
+        return self.local if wanted is None else [wanted]
 
     def _is_free(self, worker_id: int) -> bool:
         if worker_id in self.attached and self.attached[worker_id].withdrawn:
