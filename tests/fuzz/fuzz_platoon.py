@@ -24,7 +24,7 @@ from platoon.channel.wire import dumps, socket_name, unpack_arrays
 from platoon.util import PlatoonError
 
 # and no "platoon-bye": it would be believed, as the worker is of this process
-_WORDS = ("platoon-hello", "platoon-data", "platoon-size", "platoon-all_reduce", "next")
+_WORDS = ("platoon-hello", "platoon-data", "platoon-sender", "platoon-size", "platoon-all_reduce", "next")
 _KEYS = ("req", "worker_id", "req_info", "local_rank", "name", "bytes", "capacity", "dtype", "op", "shape")
 _DTYPES = ("O", "|O", "f8", "<f4", "i8,O", "S0", "V8", "bfloat16", "M8[ns]", "f8" * 9)
 _LOOK_EVERY = 64

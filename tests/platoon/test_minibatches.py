@@ -278,11 +278,15 @@ SENDER = """
 
         def send(self, port, how):
             self.init_data(port)
-            self.send_mb([np.zeros(3)])
-            if how == "closes":
+            if how in ("closes", "ends"):
+                self.send_mb([np.zeros(3)])
+            if how.startswith("closes"):
                 self.asocket.close()
 
         def handle_control(self, req, worker_id, req_info):
+            if req == "its end":
+                self.sender.join()
+                return self.sender.pid
             return "train"
 
     controller = Sends(control_port=int(sys.argv[1]))
@@ -310,6 +314,51 @@ def test_a_worker_does_not_wait_for_a_sender_that_has_ended(experiment: Any, por
             ):
                 worker.recv_mb()
     experiment.finish(controller)
+
+
+@pytest.mark.parametrize("how", ["closes at once", "ends at once"])
+def test_a_worker_that_connects_after_the_sender_has_ended_does_not_wait(experiment: Any, port: int, how: str) -> None:
+    controller = experiment.write(controller=SENDER).start("controller.py", str(port), str(port), how)
+    assert controller.stdout.readline() == "serving\n"
+    with Worker(control_port=port) as worker:
+        sender = worker.send_req("its end")
+        worker.init_mb_sock(port)
+        if how == "closes at once":
+            assert worker.recv_mb() == []
+            assert worker.recv_mb() == []
+        else:
+            with pytest.raises(
+                PlatoonError, match=rf"process {sender}, which sent .* on port {port}, .* without end_mb"
+            ):
+                worker.recv_mb()
+    experiment.finish(controller)
+
+
+def test_a_worker_that_connects_after_the_controllers_channel_was_closed_gets_an_empty_list() -> None:
+    controller = Echo(control_port=0, data_port=0)
+    controller.init_control(0)
+    port = controller.asocket.port
+    controller.asocket.close()
+    serving = threading.Thread(target=controller.serve)
+    serving.start()
+    with Worker(control_port=controller.control_port) as worker:
+        worker.init_mb_sock(port)
+        assert worker.recv_mb() == []
+    serving.join(60)
+    assert not serving.is_alive()
+
+
+def test_a_worker_waits_for_a_sender_that_is_still_to_come(port: int) -> None:
+    controller = Echo(control_port=0)
+    controller.init_control(0)
+    serving = threading.Thread(target=controller.serve)
+    serving.start()
+    with Worker(control_port=controller.control_port, socket_timeout=300) as worker:
+        worker.init_mb_sock(port)
+        with pytest.raises(PlatoonError, match=f"waited 0.3 s for a minibatch, and no sender is on port {port}"):
+            worker.recv_mb()
+    serving.join(60)
+    assert not serving.is_alive()
 
 
 def test_a_worker_does_not_wait_for_a_controller_that_has_ended(experiment: Any, port: int) -> None:

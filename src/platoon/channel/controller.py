@@ -17,7 +17,7 @@ import numpy.typing as npt
 from platoon.channel import arguments
 from platoon.channel.answering import Answering, Query
 from platoon.channel.arguments import DEFAULT_PORT
-from platoon.channel.data import BatchServer
+from platoon.channel.data import BatchServer, Senders
 from platoon.channel.members import Members
 from platoon.channel.wire import RESERVED
 from platoon.devices import find_devices
@@ -68,6 +68,7 @@ class Controller:
         self.data_hwm = data_hwm
         self._reporter = Reporter(os.environ.get("PLATOON_STATUS_FD"))
         self._members = Members(self._reporter)
+        self._senders = Senders()
         self._batches: BatchServer | None = None
         self._requests: Answering | None = None
         self._node: Node | None = None
@@ -219,7 +220,7 @@ class Controller:
         if self._batches is not None and self._process == os.getpid():
             raise PlatoonError(f"minibatches are already sent from port {self._batches.port}")
         self.data_hwm = data_hwm
-        self._batches = BatchServer(port, self._reporter.refuse)
+        self._batches = BatchServer(port, self._senders, self._reporter.refuse)
 
     def send_mb(self, arrays: Sequence[Any] | npt.NDArray[Any], copy: bool = True) -> None:
         """Sends a minibatch to the next worker that has room, and waits for one (half an hour at most).
@@ -371,6 +372,8 @@ class Controller:
             return self._job_uid
         if req == "platoon-data":
             return {"port": self._data().port, "data_hwm": self.data_hwm}
+        if req == "platoon-sender":
+            return self._senders.ended(query.field("port", int) % 65536)
         if req == "platoon-size":
             return sum(member.present and not member.done for member in self._members.by_rank.values())
         if req == "platoon-bye":
@@ -386,6 +389,7 @@ class Controller:
         self._members.end()
         if self._batches is not None:
             self._batches.close(no_more=False)
+        self._senders.close()
         if self._hosts is not None:
             self._hosts.close(self._failed)
         if self._node is not None:

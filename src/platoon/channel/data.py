@@ -10,9 +10,11 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import os
 import resource
 import select
+import struct
 import threading
 import time
 from collections import deque
@@ -36,6 +38,7 @@ _MOST_UNREAD = 100  # of these, in fact: a Unix socket holds somewhat more
 _MOST_SPARE = 8
 _SLICE_SECONDS = 0.5
 _END = {"end": True}
+_SENDER = struct.Struct("=i?")
 _FULL = (errno.EAGAIN, errno.ETOOMANYREFS)  # so much is unread, by this worker or by all
 
 
@@ -54,11 +57,51 @@ class _Taker:
     on_way: deque[Minibatch] = field(default_factory=deque)
 
 
+class Senders:
+    """What a controller knows of the processes that send its minibatches: its own, and forks of it.
+
+    A file has a record for each port; its sender, if it is a fork, keeps the record locked for as long as it lives.
+    """
+
+    def __init__(self) -> None:
+        self._file = FileIO(os.memfd_create("platoon-senders", os.MFD_CLOEXEC), "r+")
+
+    def note(self, port: int, no_more: bool) -> None:
+        """This process sends from a port, or has sent all."""
+        with contextlib.suppress(BlockingIOError):
+            self._lock(port, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        os.pwrite(self._file.fileno(), _SENDER.pack(os.getpid(), no_more), port * _SENDER.size)
+
+    def ended(self, port: int) -> dict[str, object]:
+        """Returns whether there are ``no_more`` minibatches, and which ``process`` has ended without saying so."""
+        record = os.pread(self._file.fileno(), _SENDER.size, port * _SENDER.size)
+        process, no_more = _SENDER.unpack(record or bytes(_SENDER.size))
+        return {"no_more": no_more, "process": None if no_more or self._lives(port, process) else process}
+
+    def _lives(self, port: int, process: int) -> bool:
+        if process in (0, os.getpid()):
+            return True  # or is still to come
+        try:
+            self._lock(port, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        self._lock(port, fcntl.LOCK_UN)
+        return False
+
+    def _lock(self, port: int, how: int) -> None:
+        fcntl.lockf(self._file, how, _SENDER.size, port * _SENDER.size)
+
+    def close(self) -> None:
+        """Forgets them."""
+        self._file.close()
+
+
 class BatchServer:
     """The controller's end. Any thread may send, one at a time.
 
     Args:
         port: the port, 0 for a free one.
+        senders: learns that this process sends.
         on_refused: called, in any thread, with what was refused, and why.
 
     Raises:
@@ -69,8 +112,8 @@ class BatchServer:
         ended: whether there are no more minibatches.
     """
 
-    def __init__(self, port: int, on_refused: Callable[[str, str], None]) -> None:
-        self._on_refused = on_refused
+    def __init__(self, port: int, senders: Senders, on_refused: Callable[[str, str], None]) -> None:
+        self._senders, self._on_refused = senders, on_refused
         self._sending, self._lock = threading.Lock(), threading.Lock()
         self._takers: dict[socket, _Taker] = {}
         self._next: deque[_Taker] = deque()  # once for each minibatch that it has room for
@@ -81,6 +124,7 @@ class BatchServer:
         self.closed = False
         self._door = Door("data", port, on_refused)
         self.port = self._door.port
+        senders.note(self.port, no_more=False)
 
     def fileno(self) -> int:
         """Returns a descriptor that is readable when `look` has something to do."""
@@ -181,6 +225,7 @@ class BatchServer:
         """Ends the minibatches, for the workers that wait and for each that asks later."""
         with self._sending:
             self.ended = True
+            self._senders.note(self.port, no_more=True)
         self.look()
 
     def close(self, no_more: bool = True) -> None:
@@ -190,6 +235,8 @@ class BatchServer:
             no_more: announce that there are no more minibatches; otherwise it is an error for those that wait.
         """
         self.closed = True  # a sender that waits sees it
+        if no_more:
+            self._senders.note(self.port, no_more=True)
         with self._lock:
             for taker in self._takers.values():
                 if no_more:
@@ -245,15 +292,19 @@ class BatchClient:
             return []
         until = time.monotonic() + timeout_seconds
         while (link := self._connect(until)) is None:
+            # asked each time, so that one that ends just now is heard of
+            sender = self._requests.ask("platoon-sender", {"port": self._port})
+            if sender["no_more"]:
+                self._ended = True
+                return []
+            if sender["process"] is not None:
+                raise self._without_end(sender["process"])
             self._requests.wait(None, until, f"a minibatch, and no sender is on port {self._port}")
         self._requests.wait(link.connection, until, "a minibatch")
-        sender, _ = messages.peer(link.connection)
+        process, _ = messages.peer(link.connection)
         received = messages.receive(link.connection)
         if received is None:
-            raise PlatoonError(
-                f"process {sender}, which sent minibatches on port {self._port}, has ended, or closed the channel, "
-                "without end_mb(); this worker waited for a minibatch"
-            )
+            raise self._without_end(process)
         message, descriptors = received
         try:
             if message.get("end") is True:
@@ -266,6 +317,12 @@ class BatchClient:
         with contextlib.suppress(NodeLostError):  # what was sent last is there all the same
             link.tell({"do": "grant", "room": 1, "received": True, "kept": not copy})
         return arrays
+
+    def _without_end(self, process: int) -> PlatoonError:
+        return PlatoonError(
+            f"process {process}, which sent minibatches on port {self._port}, has ended, or closed the channel, "
+            "without end_mb(); this worker waited for a minibatch"
+        )
 
     def close(self) -> None:
         """Gives up what is on its way."""
