@@ -185,7 +185,7 @@ def all_reduce(
         InterruptedRoundError: another call raised before it was done, and has to be finished first.
         ValueError: ``op`` is none of these.
 
-    Example:
+    Examples:
         >>> import multiverso as mv
         >>> with mv.init():
         ...     mv.all_reduce([1.0, 2.0])
@@ -198,7 +198,7 @@ def all_reduce(
 
 
 def server_id() -> int:
-    """Returns the same as :func:`worker_id`: every process of the original was a worker and a server."""
+    """Returns the same as `worker_id`: every process of the original was a worker and a server."""
     return current().worker_id
 
 
@@ -265,7 +265,7 @@ def batches(
 
     Collective: all workers that train call it equally often, with the same arguments; the next epoch begins when
     all of them have left the loop. Loops cannot be nested. A worker that joins the job later finds the epochs
-    before it over at once. Asynchronous mode only: rounds need equal parts, see :func:`shard`.
+    before it over at once. Asynchronous mode only: rounds need equal parts, see `shard`.
 
     Args:
         n: how many samples there are, 0 or more.
@@ -285,7 +285,7 @@ def batches(
         StartupError: in synchronous and bounded mode, and where loops are nested.
         WaitTimeoutError, NodeLostError, DeadlockError: see ``multiverso.errors``.
 
-    Example:
+    Examples:
         >>> import multiverso as mv
         >>> session = mv.init()
         >>> sorted(int(row) for rows in mv.batches(5, 2) for row in rows)
@@ -334,7 +334,7 @@ def save(directory: str | os.PathLike[str]) -> None:
 
     Call it in one worker or in all. One at a time writes; a worker that has waited for another's save, begun after
     its own call, has nothing left to do. A load meanwhile finds the last finished save. See
-    :meth:`TableHandler.save`.
+    `TableHandler.save`.
 
     Raises:
         SnapshotError: there is a manifest that is not ours.
@@ -347,7 +347,7 @@ def save(directory: str | os.PathLike[str]) -> None:
 
 
 def load(directory: str | os.PathLike[str]) -> None:
-    """Replaces the values of all tables by what :func:`save` wrote; all fit, or nothing is changed.
+    """Replaces the values of all tables by what `save` wrote; all fit, or nothing is changed.
 
     Create the same tables first. Call it in one worker (or in all), then ``barrier()``. It is for plain tables:
     what a ``ParamManager`` shares is saved and loaded by its own ``save`` and ``load``.

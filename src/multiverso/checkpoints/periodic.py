@@ -395,7 +395,7 @@ def checkpoint(
         SnapshotError: there is a run already, or something else; or another job saves there.
         ImportError, ValueError: a URL of a kind that cannot be reached here.
 
-    Example:
+    Examples:
         >>> import tempfile, multiverso as mv
         >>> session = mv.init()
         >>> table = mv.ArrayTableHandler(3)

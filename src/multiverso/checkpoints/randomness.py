@@ -23,10 +23,10 @@ def random_state() -> dict[str, Any]:
 
 
 def set_random_state(state: dict[str, Any], apart: int | None = None) -> None:
-    """Puts the generators back to where :func:`random_state` found them.
+    """Puts the generators back to where `random_state` found them.
 
     Args:
-        state: what :func:`random_state` returned.
+        state: what `random_state` returned.
         apart: a number that sets this worker apart from another one that resumes the same state; the same number and
             state always give the same random numbers.
     """

@@ -43,7 +43,7 @@ def inner(function: F) -> F:
 
 
 class Kernel(Declared[P, R]):
-    """A function that is called from Python in compiled form. Made by :func:`kernel`."""
+    """A function that is called from Python in compiled form. Made by `kernel`."""
 
     def __init__(self, function: Callable[P, R]) -> None:
         super().__init__(function)

@@ -63,7 +63,7 @@ class Code:
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Code:
-        """The inverse of :meth:`to_bytes`.
+        """The inverse of `to_bytes`.
 
         Raises:
             ValueError: something else, or not whole.

@@ -22,7 +22,7 @@ _IDLE_SECONDS, _LOOK_SECONDS = 5.0, 0.001
 
 
 class Asynchronous:
-    """The default consistency. Its methods are those of :class:`~multiverso.consistency.protocol.Consistency`."""
+    """The default consistency. Its methods are those of `Consistency`."""
 
     ticks = NO_TICK  # of this worker's clock, at each read
     open_round: str | None = None

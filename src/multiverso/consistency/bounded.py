@@ -20,7 +20,7 @@ from multiverso.memory.words import load64
 
 
 class Bounded(Asynchronous):
-    """Its methods are those of :class:`~multiverso.consistency.protocol.Consistency`."""
+    """Its methods are those of `Consistency`."""
 
     ticks = TICK
 

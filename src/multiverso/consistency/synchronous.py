@@ -21,7 +21,7 @@ _SNAPSHOT_TRIES = 1000
 
 
 class Synchronous:
-    """Its methods are those of :class:`~multiverso.consistency.protocol.Consistency`. One thread at a time gets in.
+    """Its methods are those of `Consistency`. One thread at a time gets in.
 
     Everything about the unfinished round is in ``_progress``, which only kernels write (``kernels.rounds``): an
     exception may come between any two steps here.

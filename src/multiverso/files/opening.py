@@ -103,7 +103,7 @@ def write_whole(path: PathLike, content: Buffer | Iterable[Buffer], *, mode: int
 
 
 def remove_leftover(temporary: Path) -> None:
-    """Removes a temporary file of :func:`write_whole` if its writer is dead."""
+    """Removes a temporary file of `write_whole` if its writer is dead."""
     # another user's, gone, still written, or without locks
     with contextlib.suppress(OSError), _open(temporary, os.O_RDWR | os.O_NONBLOCK) as file:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

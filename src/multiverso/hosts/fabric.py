@@ -162,7 +162,7 @@ class Fabric:
             control: address of the job's control segment.
             local: the workers of this host.
             overwritten: where the other hosts have the table already: the last turns that were given to
-                :meth:`overwrite` before this one came, and whose values. It gets values by :meth:`refill`.
+                `overwrite` before this one came, and whose values. It gets values by `refill`.
         """
         self.tables.rest.share(control)
         memory = RoundMemory(shard, control, local)
@@ -212,7 +212,7 @@ class Fabric:
         self._settle(deadline, tables, take=False)
 
     def take(self, deadline: Deadline, tables: Iterable[int] | None = None) -> None:
-        """Waits until all that the homes had when this was called is in this host's copies. Like :meth:`settle`."""
+        """Waits until all that the homes had when this was called is in this host's copies. Like `settle`."""
         self._settle(deadline, tables, take=True)
 
     def _settle(self, deadline: Deadline, tables: Iterable[int] | None, take: bool) -> None:

@@ -116,7 +116,7 @@ class Roster:
 
     @classmethod
     def from_text(cls, text: str) -> Roster:
-        """The inverse of :meth:`as_text`.
+        """The inverse of `as_text`.
 
         Raises:
             StartupError: it is not a roster.

@@ -17,7 +17,7 @@ _LEAST = 64
 
 @dataclass(frozen=True)
 class Rows:
-    """The different rows of a batch. Made by :func:`pull_rows`.
+    """The different rows of a batch. Made by `pull_rows`.
 
     Attributes:
         values: (rows, dim): the different rows, and zeros up to a power of two, so that a jitted step meets a few
@@ -46,7 +46,7 @@ def pull_rows(table: Table, ids: Any, *, least: int = _LEAST) -> Rows:
         TypeError, ValueError: no such table.
         RowIdError: ids that are not integers, or no rows of the table.
 
-    Example:
+    Examples:
         >>> import jax, multiverso as mv, numpy as np
         >>> from multiverso.jax import pull_rows, push_rows
         >>> session = mv.init()

@@ -43,7 +43,7 @@ class ParamManager:
         DtypeMismatchError: a floating leaf that is not float16, bfloat16, float32 or float64.
         ValueError: no floating leaf.
 
-    Example:
+    Examples:
         >>> import jax.numpy as jnp, multiverso as mv
         >>> from multiverso.jax import ParamManager
         >>> session = mv.init()
@@ -202,7 +202,7 @@ class ParamManager:
         Raises:
             ValueError: ``every`` is a time, or the manager has statistics.
 
-        Example:
+        Examples:
             >>> optimizer = optax.chain(optax.adam(1e-3), manager.transformation())  # doctest: +SKIP
         """
         if isinstance(self._every, timedelta):

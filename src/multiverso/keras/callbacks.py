@@ -35,7 +35,7 @@ class MVCallback(Callback):  # type: ignore[misc]  # Keras is seen as untyped
     Attributes:
         kpm: the `ParamManager`.
 
-    Example:
+    Examples:
         >>> model.fit(x, y, callbacks=[MVCallback(model)])  # doctest: +SKIP
     """
 
@@ -113,7 +113,7 @@ class MVCallback(Callback):  # type: ignore[misc]  # Keras is seen as untyped
         Returns:
             How many epochs there were, for ``fit(initial_epoch=...)``; 0 if nothing was saved yet.
 
-        Example:
+        Examples:
             >>> callback = MVCallback(model, directory="saved")  # doctest: +SKIP
             >>> model.fit(
             ...     x, y, epochs=9, initial_epoch=callback.resume(), callbacks=[callback]

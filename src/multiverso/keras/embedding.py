@@ -33,7 +33,7 @@ class Embedding(keras.layers.Layer):  # type: ignore[misc]  # Keras is seen as u
         TypeError, ValueError: no such table, or one whose updater adds gradients.
         RuntimeError: another backend.
 
-    Example:
+    Examples:
         >>> words = Embedding(mv.KeyedTable(8, initial="uniform", updater="adagrad"))  # doctest: +SKIP
         >>> inputs = keras.Input((None,), dtype="int32")  # doctest: +SKIP
         >>> model = keras.Model(inputs, keras.layers.Dense(1)(words(inputs)))  # doctest: +SKIP

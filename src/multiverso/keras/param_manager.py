@@ -35,7 +35,7 @@ class ParamManager(Resumable):
 
     Load saved weights before making one: every worker's load would count as a change.
 
-    Example:
+    Examples:
         >>> manager = ParamManager(model)  # doctest: +SKIP
         >>> manager.sync_all_param()  # after each minibatch  # doctest: +SKIP
     """

@@ -111,5 +111,5 @@ def hold_stripe(control: Address, base: Address, me: Int, stripe: Int) -> Int:
 
 @kernel
 def free_stripe(base: Address, me: Int, stripe: Int) -> None:
-    """The end of :func:`hold_stripe`."""
+    """The end of `hold_stripe`."""
     unlock_stripe(base, me, stripe)

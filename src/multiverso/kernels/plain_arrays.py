@@ -45,7 +45,7 @@ def are_plain_rows(
     """Returns whether two objects are ids of rows, and a matrix with a row for each, that a kernel can take.
 
     Args:
-        array_type, dtype: see :func:`is_plain`.
+        array_type, dtype: see `is_plain`.
         int64: the dtype of ids, as ``dtype``.
         columns: of the matrix.
         row_ids, rows: anything.

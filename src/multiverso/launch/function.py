@@ -97,7 +97,7 @@ def run(
         WaitTimeoutError: the time is over; all workers were ended.
         StartupError: the options make no sense; nothing was started.
 
-    Example:
+    Examples:
         >>> import multiverso as mv
         >>> def job(base):
         ...     mv.init()

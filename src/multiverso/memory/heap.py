@@ -53,7 +53,7 @@ class Heap:
 
     @property
     def descriptor(self) -> int:
-        """Of the memory; closed by :meth:`close`, or with the last reference to the heap."""
+        """Of the memory; closed by `close`, or with the last reference to the heap."""
         return self._file.fileno()
 
     @property

@@ -45,7 +45,7 @@ class Collapser:
     What cannot be done is left as it is: small pages are right, too.
 
     Args:
-        descriptor: of the memory, open until :meth:`close` has returned.
+        descriptor: of the memory, open until `close` has returned.
         rest: waits so many seconds, and returns whether it is to stop.
     """
 
@@ -172,7 +172,7 @@ def make_huge(address: int) -> bool:
     """Puts memory of this process into a huge page, whether it is there already or not; whether that could be done.
 
     Args:
-        address: where the huge page begins, in a mapping of shared memory that :func:`fits`.
+        address: where the huge page begins, in a mapping of shared memory that `fits`.
     """
     # the system makes none of memory of which nothing is there
     some = _libc.madvise(address, PAGE, _MADV_POPULATE_WRITE) == 0

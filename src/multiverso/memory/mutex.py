@@ -49,7 +49,7 @@ def try_lock(address: int) -> int:
 
 
 def lock(address: int, timeout_seconds: float) -> int:
-    """Like :func:`try_lock`, but waits for at most ``timeout_seconds`` (then TIMED_OUT)."""
+    """Like `try_lock`, but waits for at most ``timeout_seconds`` (then TIMED_OUT)."""
     until = time.monotonic_ns() + int(timeout_seconds * 1e9)
     at = _Timespec(until // 1_000_000_000, until % 1_000_000_000)
     return int(_libc.pthread_mutex_clocklock(ctypes.c_void_p(address), _CLOCK_MONOTONIC, ctypes.byref(at)))

@@ -122,7 +122,7 @@ class Segment(Mapping):
         self._windows: dict[tuple[int, int, bool], weakref.ref[Mapping]] = {}
 
     def window(self, offset: int, count: int, dtype: npt.DTypeLike, *, writable: bool = False) -> npt.NDArray[Any]:
-        """Returns the same memory through a mapping of its own, which :meth:`cut` can cut off."""
+        """Returns the same memory through a mapping of its own, which `cut` can cut off."""
         start = offset // PAGE * PAGE
         size = round_up(offset + count * np.dtype(dtype).itemsize, PAGE) - start
         kept = self._windows.get((start, size, writable))

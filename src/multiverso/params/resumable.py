@@ -60,7 +60,7 @@ class Resumable:
             SnapshotError: nothing is there, it is damaged, or it was saved of another model or by another rule; or
                 fewer workers continue than saved, in the middle of a round whose rule takes the mean of them.
 
-        Example:
+        Examples:
             >>> own = manager.load("saved", missing_ok=True)  # doctest: +SKIP
             >>> if own is not None:  # doctest: +SKIP
             ...     optimizer.load_state_dict(own["optimizer"])

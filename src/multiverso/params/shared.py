@@ -56,7 +56,7 @@ class SharedParams:
 
     Not thread-safe: one thread at a time.
 
-    Example:
+    Examples:
         >>> import numpy as np, multiverso as mv
         >>> session = mv.init()
         >>> shared = SharedParams([np.zeros((2, 3), "float32"), np.zeros(3, "float32")])

@@ -1,7 +1,7 @@
 """What a worker does with its parameters and the shared ones: ASGD, DC-ASGD, EASGD, Downpour, averaging, local SGD.
 
 A rule is a value, given wherever something is shared (``rule=`` of every binding), or straight to
-:func:`share`, which is all that the bindings call::
+`share`, which is all that the bindings call::
 
     local = np.zeros(1000, "float32")                        # this worker's parameters, flat
     shared = mv.rules.share(local, mv.rules.easgd(0.2))      # collective; local takes the common value
@@ -14,7 +14,7 @@ rule means ASGD; a ``Shared`` has ``exchange(local, *, timeout_seconds=None)``, 
 Pending``, ``restart(local)`` and ``table``, the centre. ``local`` is always a flat, contiguous, writable
 float32 or float64 array of the same size and dtype; it need not be the same array each time.
 
-A rule of your own is a :class:`Rule` of two small loops; see the how-to page "Choose a rule".
+A rule of your own is a `Rule` of two small loops; see the how-to page "Choose a rule".
 """
 
 from __future__ import annotations

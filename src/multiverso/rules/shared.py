@@ -28,7 +28,7 @@ _DTYPES = ("float32", "float64")
 
 
 class Shared:
-    """The centre of a rule and this worker's part in it. Made by :func:`share`.
+    """The centre of a rule and this worker's part in it. Made by `share`.
 
     Not thread-safe: one thread at a time exchanges.
 
@@ -77,7 +77,7 @@ class Shared:
         self._calls = call
 
     def exchange_async(self, local: Any) -> Pending:
-        """Like :meth:`exchange`, in the background. Leave ``local`` alone until ``wait()`` returns."""
+        """Like `exchange`, in the background. Leave ``local`` alone until ``wait()`` returns."""
         if self.compiled is None:
             return self.table.exchange_async(local, self._local_state[0])
         call = self._calls + 1
@@ -175,7 +175,7 @@ def share(
         local: this worker's parameters: float32 or float64, C-contiguous and writable; overwritten with the
             initial value of all.
         rule: a rule, or its name; ASGD by default.
-        name, initial, session, master: as for :class:`multiverso.ArrayTableHandler`.
+        name, initial, session, master: as for `multiverso.ArrayTableHandler`.
 
     Raises:
         ValueError: no rule of that name, or it is not defined for the session's consistency; nothing was made.
@@ -183,7 +183,7 @@ def share(
             in this dtype.
         TableMismatchError: other workers share another array, or by another rule.
 
-    Example:
+    Examples:
         >>> import numpy as np, multiverso as mv
         >>> session = mv.init()
         >>> local = np.zeros(3, "float32")

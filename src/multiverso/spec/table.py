@@ -113,7 +113,7 @@ class TableSpec:
 
     @classmethod
     def from_message(cls, message: dict[str, Any]) -> TableSpec:
-        """The inverse of :meth:`as_message`.
+        """The inverse of `as_message`.
 
         Raises:
             TypeError, ValueError, KeyError: the message does not describe a table; that is all that comes of it.
@@ -185,7 +185,7 @@ class MemorySpec:
 
     @classmethod
     def from_message(cls, message: dict[str, Any]) -> MemorySpec:
-        """The inverse of :meth:`as_message`."""
+        """The inverse of `as_message`."""
         spec = cls(
             message["name"],
             checked_count(message["nbytes"], "nbytes"),

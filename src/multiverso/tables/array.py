@@ -48,7 +48,7 @@ class ArrayTableHandler(TableHandler[Scalar]):
         WaitTimeoutError: not all workers have made it in time (``init(start_timeout_seconds=)``).
         WorkerLostError, NodeLostError, DeadlockError: the wait for the others could not end well.
 
-    Example:
+    Examples:
         >>> import multiverso as mv
         >>> session = mv.init()
         >>> table = mv.ArrayTableHandler(3, init_value=[1, 2, 3])

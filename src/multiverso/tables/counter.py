@@ -24,7 +24,7 @@ class Counter(InProcess):
         name: what the workers call it; tables have names of their own.
         session: the session; the current one by default.
 
-    Example:
+    Examples:
         >>> import multiverso as mv
         >>> session = mv.init()
         >>> tickets = mv.Counter("tickets")

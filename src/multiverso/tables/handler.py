@@ -32,7 +32,7 @@ class TableHandler(HeldTable[Scalar]):
     Do not make one yourself: make an ``ArrayTableHandler`` or a ``MatrixTableHandler``. Every method may be
     called from any thread; in synchronous mode one thread at a time gets in.
 
-    A table lasts until all workers have closed it (:meth:`close`, or the end of a ``with``) or have left: its
+    A table lasts until all workers have closed it (`close`, or the end of a ``with``) or have left: its
     memory is the job's, so a handler that is merely forgotten keeps it.
 
     A call that raised has not returned (a deadline, Ctrl-C, an alarm's handler): call it again with the same arguments,
@@ -147,7 +147,7 @@ class TableHandler(HeldTable[Scalar]):
     # -- in the background -----------------------------------------------------------------------------------
 
     def add_async(self, data: Any) -> Pending[None]:
-        """Like :meth:`add`, in the background. The data are copied first, so they may change at once.
+        """Like `add`, in the background. The data are copied first, so they may change at once.
 
         Operations of one worker on one table are done in the order of the calls, and later synchronous calls
         wait for them. At most 16 are pending; the next call then blocks.
@@ -161,13 +161,13 @@ class TableHandler(HeldTable[Scalar]):
     @overload
     def get_async(self, out: Out) -> Pending[Out]: ...
     def get_async(self, out: Any = None) -> Pending[Any]:
-        """Like :meth:`get`, in the background; ``wait()`` returns the values."""
+        """Like `get`, in the background; ``wait()`` returns the values."""
         self._session.check()
         output = self._output(out, None, self.shape)
         return self._later(GET, (id(out),), lambda: self._get(output, None))
 
     def exchange_async(self, local: Any, last: Any) -> Pending[None]:
-        """Like :meth:`exchange`, in the background. Leave both arrays alone until ``wait()`` returns."""
+        """Like `exchange`, in the background. Leave both arrays alone until ``wait()`` returns."""
         self._session.check()
         a, b = self._pair(local, last)
         self._follow_schedule()
@@ -222,8 +222,9 @@ class TableHandler(HeldTable[Scalar]):
     def memory(self) -> npt.NDArray[Scalar]:
         """Returns the values themselves, writable, in the table's shape; it outlives ``shutdown``.
 
-        What is written there is what all workers see, and nothing locks it: for code that keeps the others away
-        by itself. Not in synchronous mode, where the values change places with each round.
+        What is written there is what all workers of this host see, and nothing locks it: for code that keeps the others
+        away by itself. Other hosts see it after `note_written`. Not in synchronous mode, where the values change places
+        with each round.
 
         Raises:
             NotInThisJobError: the session is in synchronous mode.
@@ -234,7 +235,7 @@ class TableHandler(HeldTable[Scalar]):
         return self._shard.values().reshape(self.shape)
 
     def note_written(self) -> None:
-        """Marks :meth:`memory` as written to, which nothing else notices, so that it is sent to other hosts, too.
+        """Marks `memory` as written to, which nothing else notices, so that it is sent to other hosts, too.
 
         What comes from other hosts while it is being written to may be overwritten.
         """
@@ -253,7 +254,7 @@ class TableHandler(HeldTable[Scalar]):
 
         In synchronous mode it is the last finished round. Otherwise each stripe (128 KiB; 8 KiB of a matrix) is
         consistent. It does first what is left of calls that this worker has begun (asynchronous ones, and one that
-        raised), and waits for no worker's progress, only for one that is writing to the same stripe, as :meth:`get`
+        raised), and waits for no worker's progress, only for one that is writing to the same stripe, as `get`
         does; the deadline is the session's.
 
         Raises:
@@ -267,10 +268,10 @@ class TableHandler(HeldTable[Scalar]):
         return output.give()
 
     def __array__(self, dtype: npt.DTypeLike | None = None, copy: bool | None = None) -> Array:
-        """What ``np.asarray(table)`` gives: a :meth:`snapshot`, which ends no round and waits for no clock.
+        """What ``np.asarray(table)`` gives: a `snapshot`, which ends no round and waits for no clock.
 
         Raises:
-            ValueError: ``copy=False``: :meth:`view` shows the values without a copy.
+            ValueError: ``copy=False``: `view` shows the values without a copy.
         """
         if copy is False:
             raise ValueError("np.array(table, copy=False): a table is copied; table.view() is a window on it")
@@ -284,7 +285,7 @@ class TableHandler(HeldTable[Scalar]):
         stripe by stripe. In synchronous mode it takes the place of the last finished round.
 
         Args:
-            values: as for :meth:`add`; not modified.
+            values: as for `add`; not modified.
 
         Raises:
             ShapeMismatchError, DtypeMismatchError: the values do not fit; nothing was changed.
@@ -328,7 +329,7 @@ class TableHandler(HeldTable[Scalar]):
         self.copied().save(path)
 
     def copied(self) -> saving.Copied:
-        """Returns what :meth:`save` writes; for another thread, too, beside this worker's own operations."""
+        """Returns what `save` writes; for another thread, too, beside this worker's own operations."""
         self._session.check()
         values = np.empty(self._size, self._dtype)
         self._how.snapshot(values)
@@ -351,7 +352,7 @@ class TableHandler(HeldTable[Scalar]):
         self._how.add(delta, Call())
 
     def load(self, path: str | os.PathLike[str]) -> None:
-        """Replaces values and updater state by what :meth:`save` wrote.
+        """Replaces values and updater state by what `save` wrote.
 
         Call it in one worker (or in all), and ``barrier()`` before anyone continues. In a job on several hosts also
         ``barrier()`` before; where the updater has a state, all workers have to call it there. In a worker that has

@@ -34,7 +34,7 @@ from multiverso.updaters import Updater
 
 
 class HeldTable(Table[TableSpec], Generic[Scalar]):
-    """One worker's hold of a table, without its operations; see :class:`~multiverso.tables.handler.TableHandler`."""
+    """One worker's hold of a table, without its operations; see `TableHandler`."""
 
     _operations: Operations
 
@@ -122,7 +122,7 @@ class HeldTable(Table[TableSpec], Generic[Scalar]):
         self._flush(self._session.start_deadline(timeout_seconds))
 
     def _flush_until(self, deadline: Deadline) -> None:
-        """Like :meth:`flush`, for the session, which still has a table whose ``close`` raised half done."""
+        """Like `flush`, for the session, which still has a table whose ``close`` raised half done."""
         if not self._closed:
             self._flush(deadline)
 
@@ -178,7 +178,7 @@ class HeldTable(Table[TableSpec], Generic[Scalar]):
             loading.check_all(self._session, self._name, [values, *states])
 
     def _read(self, path: str | os.PathLike[str]) -> tuple[Array, list[Array]]:
-        """Returns the values and updater state that :meth:`save` wrote, if they fit this table."""
+        """Returns the values and updater state that `save` wrote, if they fit this table."""
         return saving.load(path, self._spec)
 
     def _replace(self, values: Array, states: list[Array]) -> None:

@@ -41,15 +41,15 @@ from multiverso.updaters import Updater, UpdaterName, resolve
 class MatrixTableHandler(TableHandler[Scalar]):
     """A matrix of ``num_row`` x ``num_col`` numbers that all workers of the job share.
 
-    Created as :class:`ArrayTableHandler` is. A row that is read is never torn.
+    Created as `ArrayTableHandler` is. A row that is read is never torn.
 
     Args:
         num_row: rows, 1 or more.
         num_col: columns, 1 or more.
         init_value: (num_row, num_col) numbers, or flat, or one number for all; zeros by default.
-        dtype, name, updater, initial, session, master, wire, every: see :class:`ArrayTableHandler`.
+        dtype, name, updater, initial, session, master, wire, every: see `ArrayTableHandler`.
 
-    Example:
+    Examples:
         >>> import multiverso as mv
         >>> session = mv.init()
         >>> table = mv.MatrixTableHandler(4, 2)
@@ -178,7 +178,7 @@ class MatrixTableHandler(TableHandler[Scalar]):
                 last such call of this handler, and the rest of their stripes (rows that lie together in up to
                 8 KiB); the first time all rows. In synchronous mode, which ends a round, all rows each time. What
                 was written to ``memory()`` does not count. Not with ``row_ids``, ``out`` or ``dtype``.
-            sync, dtype, timeout_seconds: see :meth:`TableHandler.get`.
+            sync, dtype, timeout_seconds: see `TableHandler.get`.
 
         Returns:
             (num_row, num_col), or (len(row_ids), num_col); with ``changed`` the ids, int64 and ascending, and
@@ -225,8 +225,8 @@ class MatrixTableHandler(TableHandler[Scalar]):
 
         Args:
             data: (num_row, num_col), or (len(row_ids), num_col); or flat. It is not modified.
-            row_ids: as for :meth:`get`; a row that is named twice gets both.
-            sync: see :meth:`TableHandler.add`.
+            row_ids: as for `get`; a row that is named twice gets both.
+            sync: see `TableHandler.add`.
 
         Raises:
             RowIdError: an id is not an integer, or no row; nothing was changed.
@@ -255,7 +255,7 @@ class MatrixTableHandler(TableHandler[Scalar]):
             local: (num_row, num_col), or (len(row_ids), num_col), or flat; of the table's dtype, C-contiguous and
                 writable; overwritten.
             last: the same; overwritten.
-            row_ids: as for :meth:`get`; of a row that is named twice both differences are added, and both get the sum.
+            row_ids: as for `get`; of a row that is named twice both differences are added, and both get the sum.
             timeout_seconds: deadline of the wait, instead of the session's.
 
         Raises:
@@ -277,11 +277,11 @@ class MatrixTableHandler(TableHandler[Scalar]):
     def snapshot(self, out: Any = None, row_ids: Any = None) -> Any:
         """Returns a copy of the whole matrix or of some rows, outside the rounds and clocks.
 
-        See :meth:`TableHandler.snapshot`.
+        See `TableHandler.snapshot`.
 
         Args:
-            out: as for :meth:`get`.
-            row_ids: as for :meth:`get`.
+            out: as for `get`.
+            row_ids: as for `get`.
 
         Raises:
             RowIdError: an id is not an integer, or no row.
@@ -296,7 +296,7 @@ class MatrixTableHandler(TableHandler[Scalar]):
         return output.give()
 
     def add_async(self, data: Any, row_ids: Any = None) -> Pending[None]:
-        """Like :meth:`add`, in the background; see :meth:`TableHandler.add_async`."""
+        """Like `add`, in the background; see `TableHandler.add_async`."""
         if row_ids is None:
             return super().add_async(data)
         self._session.check()
@@ -312,7 +312,7 @@ class MatrixTableHandler(TableHandler[Scalar]):
     @overload
     def get_async(self, row_ids: Any, out: Out) -> Pending[Out]: ...
     def get_async(self, row_ids: Any = None, out: Any = None) -> Pending[Any]:
-        """Like :meth:`get`, in the background; ``wait()`` returns the values."""
+        """Like `get`, in the background; ``wait()`` returns the values."""
         if row_ids is None:
             return super().get_async(out)
         self._session.check()
@@ -322,7 +322,7 @@ class MatrixTableHandler(TableHandler[Scalar]):
         return self._later(GET_ROWS, (ids.tobytes(), id(out)), lambda: self._get_rows(ids, output, None))
 
     def exchange_async(self, local: Any, last: Any, row_ids: Any = None) -> Pending[None]:
-        """Like :meth:`exchange`, in the background. Leave both arrays alone until ``wait()`` returns."""
+        """Like `exchange`, in the background. Leave both arrays alone until ``wait()`` returns."""
         if row_ids is None:
             return super().exchange_async(local, last)
         self._session.check()

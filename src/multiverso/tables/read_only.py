@@ -128,7 +128,7 @@ class _ReadOnly(InProcess):
 
 
 class ReadOnlyKeyedTable(_ReadOnly):
-    """A `KeyedTable` of a running job, for reading; from :func:`attach_read_only`.
+    """A `KeyedTable` of a running job, for reading; from `attach_read_only`.
 
     Attributes:
         name: its name.
@@ -174,7 +174,7 @@ class ReadOnlyKeyedTable(_ReadOnly):
 
 
 class ReadOnlyTable(_ReadOnly):
-    """An array or a matrix of a running job, for reading; from :func:`attach_read_only`.
+    """An array or a matrix of a running job, for reading; from `attach_read_only`.
 
     Attributes:
         name: its name.
@@ -258,9 +258,9 @@ def attach_read_only(
         NotInThisJobError: the table of the job that was named is a synchronous one.
         NodeLostError, WaitTimeoutError: the job's node has not answered.
 
-    Example:
-        with mv.attach_read_only("users") as users:
-            vectors = users.get([17, 4])
+    Examples:
+        >>> with mv.attach_read_only("users") as users:  # doctest: +SKIP
+        ...     vectors = users.get([17, 4])
     """
     deadline = time.monotonic() + timeout_seconds
     job = job or os.environ.get("MULTIVERSO_NODE")

@@ -39,7 +39,7 @@ class Ruled:
     def compile(
         self, push: Callable[..., None], pull: Callable[..., None] | None, hyper: tuple[float, ...]
     ) -> CompiledRule:
-        """Returns a rule's two loops, compiled for this table; see :class:`multiverso.rules.Rule`."""
+        """Returns a rule's two loops, compiled for this table; see `multiverso.rules.Rule`."""
         dtype = self._table.spec.dtype
         # now, and not at the first step, which may be in a thread beside the training
         rules.apply_rule.compiled(dtype)
@@ -53,7 +53,7 @@ class Ruled:
     def apply(
         self, rule: CompiledRule, local: Any, push: bool, pull: bool, *, timeout_seconds: float | None = None
     ) -> None:
-        """Runs push, pull or both, in place; see :class:`multiverso.rules.Shared`."""
+        """Runs push, pull or both, in place; see `multiverso.rules.Shared`."""
         deadline = self._table._ready(timeout_seconds)
         array = self._local(local)
         if push:
@@ -62,7 +62,7 @@ class Ruled:
         operations.run(APPLY_RULE, operations.how.apply_rule, (rule, array, push, pull), deadline)
 
     def apply_async(self, rule: CompiledRule, local: Any, push: bool, pull: bool) -> Pending:
-        """Like :meth:`apply`, in the background. Leave ``local`` alone until ``wait()`` returns."""
+        """Like `apply`, in the background. Leave ``local`` alone until ``wait()`` returns."""
         self._session.check()
         array = self._local(local)
         if push:
@@ -79,7 +79,7 @@ class Ruled:
         return self._table._how.staged()
 
     def restage(self, delta: Array | None) -> None:
-        """Puts back what :meth:`staged` returned, in the place of what was added since."""
+        """Puts back what `staged` returned, in the place of what was added since."""
         self._table._ready(None)
         self._table._operations.settle(None)
         self._table._how.restage(delta)

@@ -25,7 +25,7 @@ def die_at(owner: Any, operation: str, count: int, *, after: bool = False) -> No
         count: at which call from now, from 1.
         after: when that call is over, instead of before it begins.
 
-    Example:
+    Examples:
         >>> if mv.worker_id() == 2:  # doctest: +SKIP
         ...     die_at(table, "add", 5)
     """
@@ -63,5 +63,5 @@ def hold_stripe(table: Any, stripe: int = 0) -> None:
 
 
 def free_stripe(table: Any, stripe: int = 0) -> None:
-    """The end of :func:`hold_stripe`: what the stripe guards counts as changed."""
+    """The end of `hold_stripe`: what the stripe guards counts as changed."""
     locking.free_stripe.compiled()(table._shard.base, table._session.worker_id, stripe)

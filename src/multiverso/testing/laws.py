@@ -144,7 +144,7 @@ def in_each(
         env: environment variables for the processes.
         preload: what they import once for all, as in `run_jobs`.
 
-    Example:
+    Examples:
         >>> trained = in_each([(1, False), (2, True)], train)  # doctest: +SKIP
         >>> trained(2, True)  # doctest: +SKIP
     """

@@ -30,7 +30,7 @@ class ParamManager(Resumable):
         DtypeMismatchError: a variable that is not of a floating dtype.
         ValueError: no variables at all.
 
-    Example:
+    Examples:
         >>> manager = ParamManager([W, b])  # doctest: +SKIP
         >>> manager.sync_all_param()  # after each minibatch  # doctest: +SKIP
     """

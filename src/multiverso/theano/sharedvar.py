@@ -178,7 +178,7 @@ def mv_shared(*args: Any, **kwargs: Any) -> Any:
     begin with the master worker's value; or, where that is all zeros, with the value of the one worker that has
     another. ``mv_shared.shared_vars`` lists what has been made.
 
-    Example:
+    Examples:
         >>> W = mv_shared(value=np.zeros((784, 10), "float32"), name="W")  # doctest: +SKIP
         >>> W.mv_sync()  # doctest: +SKIP
     """

@@ -25,7 +25,7 @@ class MVModelParamManager(Resumable, ABC):
     Attributes:
         model: what the constructor was given.
 
-    Example:
+    Examples:
         >>> class Manager(MVModelParamManager):
         ...     def get_all_param_values(self):
         ...         return [self.model.weights, self.model.bias]

@@ -86,7 +86,7 @@ class Embedding(_Rows):
     Raises:
         TypeError, ValueError: no such table, or one whose updater adds gradients.
 
-    Example:
+    Examples:
         >>> import multiverso as mv, torch
         >>> from multiverso.torch import Embedding
         >>> session = mv.init()

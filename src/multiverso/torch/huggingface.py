@@ -34,7 +34,7 @@ class MVCallback(Trained, TrainerCallback):  # type: ignore[misc]  # transformer
     Attributes:
         manager: the `ParamManager`, once training has begun.
 
-    Example:
+    Examples:
         >>> Trainer(model, arguments, train_dataset=part, callbacks=[MVCallback()])  # doctest: +SKIP
     """
 
@@ -48,7 +48,7 @@ class MVCallback(Trained, TrainerCallback):  # type: ignore[misc]  # transformer
         optimizer, schedule, random numbers and place in the data, and this callback the shared parameters, this
         worker's own and the rule's state.
 
-        Example:
+        Examples:
             >>> callback = MVCallback(directory="saved")  # doctest: +SKIP
             >>> trainer = Trainer(model, arguments, callbacks=[callback])  # doctest: +SKIP
             >>> trainer.train(resume_from_checkpoint=callback.resume())  # doctest: +SKIP

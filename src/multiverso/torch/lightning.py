@@ -35,7 +35,7 @@ class MVCallback(Trained, _Callback):  # type: ignore[misc]  # Lightning is seen
     Attributes:
         manager: the `ParamManager`, once fitting has begun.
 
-    Example:
+    Examples:
         >>> Trainer(callbacks=[MVCallback(every=3)], devices=1).fit(module, loader)  # doctest: +SKIP
     """
 
@@ -51,7 +51,7 @@ class MVCallback(Trained, _Callback):  # type: ignore[misc]  # Lightning is seen
         and optimizers, and this callback the shared parameters, this worker's own, the rule's state and the random
         numbers of Python, NumPy and torch.
 
-        Example:
+        Examples:
             >>> callback = MVCallback(directory="saved")  # doctest: +SKIP
             >>> Trainer(callbacks=[callback], devices=1).fit(
             ...     module, loader, ckpt_path=callback.resume()

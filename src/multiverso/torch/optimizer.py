@@ -43,7 +43,7 @@ class SharedOptimizer(InProcess, torch.optim.Optimizer):  # type: ignore[misc]  
         optimizer: the wrapped one.
         manager: the `ParamManager`.
 
-    Example:
+    Examples:
         >>> optimizer = SharedOptimizer(torch.optim.Adam(model.parameters()), model)  # doctest: +SKIP
     """
 

@@ -62,7 +62,7 @@ class ParamManager(Resumable):
     Not thread-safe: one thread at a time. Load checkpoints before making one: every worker's load would count
     as a change (the next exchange warns).
 
-    Example:
+    Examples:
         >>> import multiverso as mv, torch
         >>> from multiverso.torch import ParamManager
         >>> session = mv.init()

@@ -13,7 +13,7 @@ from multiverso.tables.batches import deal
 class BatchSampler(Sampler[list[int]]):  # type: ignore[misc]
     """The `batch_sampler` of a `DataLoader` whose batches are dealt to the workers as they ask.
 
-    Each pass over the loader is the next epoch of :func:`multiverso.batches`, with its meaning, and the same
+    Each pass over the loader is the next epoch of `multiverso.batches`, with its meaning, and the same
     arguments in all workers. It has no length: how many batches a worker gets is not known beforehand.
 
     Args:
@@ -25,7 +25,7 @@ class BatchSampler(Sampler[list[int]]):  # type: ignore[misc]
             worker dies; but the end of an epoch then does not wait for other workers, so that what a worker
             had ahead when it died after that is left out of this epoch.
 
-    Example:
+    Examples:
         >>> import multiverso as mv, multiverso.torch as mvt
         >>> from torch.utils.data import DataLoader
         >>> session = mv.init()

@@ -51,7 +51,7 @@ class ArrayTableHandler(_TensorHandler):
 
     16-bit tensors go into a float32 table; float64, int32 and int64 ones into a table of their dtype.
 
-    Example:
+    Examples:
         >>> import multiverso.torch as mvt, torch
         >>> session = mvt.init()
         >>> table = mvt.ArrayTableHandler(3, torch.tensor([1.0, 2.0, 3.0]))

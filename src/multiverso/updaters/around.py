@@ -73,14 +73,14 @@ def _scale_to(norm: float, rows: Array) -> Array:
 
 @dataclass(frozen=True)
 class WeightDecay:
-    """How much of the values goes at each step; see :func:`weight_decay`."""
+    """How much of the values goes at each step; see `weight_decay`."""
 
     decay: float
 
 
 @dataclass(frozen=True)
 class Schedule:
-    """The learning rate by the number of steps; see :func:`schedule`."""
+    """The learning rate by the number of steps; see `schedule`."""
 
     rate: Callable[[int], float]
 

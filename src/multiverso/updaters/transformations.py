@@ -64,7 +64,7 @@ def chain(*parts: Transformation | Updater) -> Updater:
     Args:
         parts: transformations in any order, at most one of each kind, and an updater, last.
 
-    Example:
+    Examples:
         >>> from multiverso import updaters as u
         >>> updater = u.chain(u.clip(1.0), u.weight_decay(1e-4), u.schedule(u.cosine(0.1, 1000)), u.adagrad())
         >>> updater.name

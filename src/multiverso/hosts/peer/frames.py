@@ -56,7 +56,7 @@ class Header(NamedTuple):
 
     @classmethod
     def unpack(cls, data: bytes | bytearray | memoryview, at: int = 0) -> Header:
-        """The inverse of :meth:`pack`, of what begins at some byte.
+        """The inverse of `pack`, of what begins at some byte.
 
         Raises:
             ProtocolError: no body is that long.

@@ -120,7 +120,7 @@ class Peer:
             self.poke()
 
     def _pump_leaves_some(self) -> bool:
-        """Like :meth:`pump`; returns whether the sender is to be woken."""
+        """Like `pump`; returns whether the sender is to be woken."""
         if self._sending.acquire(blocking=False):
             try:
                 left = self._pump(self._live)
@@ -162,7 +162,7 @@ class Peer:
                 return None
 
     def _sent(self) -> None:
-        """What :meth:`pump` has begun to send is sent, or its connection has ended."""
+        """What `pump` has begun to send is sent, or its connection has ended."""
         unsent, self._unsent = self._unsent, None
         if unsent is not None:
             self._carried.sent(unsent)

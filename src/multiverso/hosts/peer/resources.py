@@ -51,7 +51,7 @@ def view(buffer: Array, length: int) -> memoryview:
 
 
 def owner(body: memoryview) -> Array:
-    """Returns the buffer that :func:`view` has shown."""
+    """Returns the buffer that `view` has shown."""
     base = body.obj
     assert isinstance(base, np.ndarray)
     return base

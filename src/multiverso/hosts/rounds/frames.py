@@ -76,7 +76,7 @@ class Reached:
 
     @classmethod
     def unpack(cls, data: memoryview) -> Reached:
-        """The inverse of :meth:`pack`; the length was checked."""
+        """The inverse of `pack`; the length was checked."""
         return cls(*_REACHED.unpack(data))
 
 

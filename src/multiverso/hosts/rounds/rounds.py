@@ -86,13 +86,13 @@ class Rounds:
     def attach(
         self, number: int, staged: Staged, *, blank: bool = False, overwrites: Mapping[int, int] | None = None
     ) -> None:
-        """A table has been made. Its initial values go round once this host has said :meth:`begin`.
+        """A table has been made. Its initial values go round once this host has said `begin`.
 
         Args:
             number: the table's, in the job.
             staged: how its memory is reached.
-            blank: the other hosts have it already, and this one has none of its values until it asks: :meth:`refill`.
-            overwrites: the last turns that were given to :meth:`overwrite` before this host came, and whose values.
+            blank: the other hosts have it already, and this one has none of its values until it asks: `refill`.
+            overwrites: the last turns that were given to `overwrite` before this host came, and whose values.
         """
         with self.state.memory_lock, self.state.state_lock:
             if number in self.state.tables:
@@ -114,7 +114,7 @@ class Rounds:
         self.run(table)
 
     def is_whole(self, number: int) -> bool:
-        """Returns whether the initial values of all hosts, and what :meth:`overwrite` has said last, are here."""
+        """Returns whether the initial values of all hosts, and what `overwrite` has said last, are here."""
         with self.state.state_lock:
             table = self.state.tables.get(number)
             return table is None or table.arrived >= (table.awaited + 1) * table.chunks
@@ -160,7 +160,7 @@ class Rounds:
 
         Args:
             number: of the table.
-            then: called by any thread, with whether they are here; the next turn waits for :meth:`release`.
+            then: called by any thread, with whether they are here; the next turn waits for `release`.
         """
         with self.state.memory_lock, self.state.state_lock:
             table = self.state.tables.get(number)

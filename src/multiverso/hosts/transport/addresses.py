@@ -54,7 +54,7 @@ def reachable(first: Sequence[str], others: Sequence[Sequence[str]]) -> str | No
     """Chooses the address of a host at which others reach it: one in a network that most of them are in, too.
 
     Args:
-        first: the host's, as :func:`own_addresses` returns them.
+        first: the host's, as `own_addresses` returns them.
         others: the other hosts'.
 
     Returns:

@@ -51,7 +51,7 @@ class Channel:
         raise NotImplementedError
 
     def send_now(self, *parts: bytes | bytearray | memoryview) -> bool:
-        """Sends without waiting for the other side; False if some of it is left for :meth:`flush`, or the next send.
+        """Sends without waiting for the other side; False if some of it is left for `flush`, or the next send.
 
         What is left is not copied: it must not change until then.
         """

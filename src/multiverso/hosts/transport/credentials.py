@@ -54,7 +54,7 @@ class Credentials:
 
     @classmethod
     def from_text(cls, text: str) -> Credentials:
-        """The inverse of :meth:`to_text`.
+        """The inverse of `to_text`.
 
         Raises:
             StartupError: it is damaged, or what it needs is not installed here.
@@ -95,7 +95,7 @@ def derived_credentials(known: str, job: str, encrypted: bool = True) -> Credent
     Args:
         known: what only this user knows, on all hosts.
         job: what tells this job from all others of this user.
-        encrypted: as for :func:`new_credentials`.
+        encrypted: as for `new_credentials`.
 
     Raises:
         StartupError: pyOpenSSL is not installed.

@@ -118,7 +118,7 @@ class Copy:
         return self._go(self._push, chunk, agreed, frame)
 
     def serve(self, chunk: Chunk, agreed: Array, frame: Array) -> int:
-        """Takes what a host has pushed and leaves T - S in its place; returns SOME and REST, as :meth:`push` does."""
+        """Takes what a host has pushed and leaves T - S in its place; returns SOME and REST, as `push` does."""
         return self._go(self._serve, chunk, agreed, frame)
 
     def land(self, chunk: Chunk, agreed: Array, frame: Array) -> None:

@@ -50,5 +50,5 @@ class Opened:
 
     @classmethod
     def unpack(cls, data: memoryview) -> Opened:
-        """The inverse of :meth:`pack`; the length was checked."""
+        """The inverse of `pack`; the length was checked."""
         return cls(*_OPENED.unpack(data))

@@ -190,7 +190,7 @@ class Link(Carried):
     # -- what is to do ---------------------------------------------------------------------------------------
 
     def look(self, now: float) -> float | None:
-        """Begins the passes that are due and tells the peer news; returns what :meth:`wait` does."""
+        """Begins the passes that are due and tells the peer news; returns what `wait` does."""
         with self._state.lock:
             if not self._state.connected:
                 return None
@@ -256,7 +256,7 @@ class Link(Carried):
         return bool(self._state.queues.words)
 
     def next(self, now: float, most_new: int = LONGEST_BODY) -> Outgoing | None:
-        """Returns the next frame to send. Call :meth:`sent` afterwards, whatever came of it.
+        """Returns the next frame to send. Call `sent` afterwards, whatever came of it.
 
         Args:
             now: the time.

@@ -121,7 +121,7 @@ class ExchangeOptions:
 
     @classmethod
     def from_message(cls, message: dict[str, Any] | None) -> ExchangeOptions:
-        """The inverse of :meth:`as_message`; None is the default.
+        """The inverse of `as_message`; None is the default.
 
         Raises:
             StartupError: it is not one that `as_message` makes.

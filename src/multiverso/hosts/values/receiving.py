@@ -21,7 +21,7 @@ class Receiving:
 
     Args:
         state: of the link.
-        settled: called by :meth:`wake` when a settle is over.
+        settled: called by `wake` when a settle is over.
     """
 
     def __init__(self, state: LinkState, settled: Callable[[], None]) -> None:
@@ -56,7 +56,7 @@ class Receiving:
             return view(state.pool.take(max(native, length)), length)
 
     def arrived(self, header: Header, body: memoryview | None, now: float) -> bool:
-        """A frame is whole; returns whether there may be something to send. Then :meth:`wake` has to follow.
+        """A frame is whole; returns whether there may be something to send. Then `wake` has to follow.
 
         Raises:
             ProtocolError: its body is no coded difference, or it opens a table of another size.

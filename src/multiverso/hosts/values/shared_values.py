@@ -72,7 +72,7 @@ class SharedValues:
                 self.copy.shard.values()[place.low : place.high] = agreed
 
     def make_room(self, chunk: int, frame: Array) -> None:
-        """Gets the memory that :meth:`step` needs for a chunk, where it has none yet."""
+        """Gets the memory that `step` needs for a chunk, where it has none yet."""
         with self._lock:
             if self.rule.name == "diloco" and chunk not in self._momenta:
                 self._momenta[chunk] = _Momentum(np.zeros_like(frame), np.zeros_like(frame))

@@ -50,7 +50,7 @@ def find(control: Address, base: Address, me: Int, keys: Words, rows: Words, pro
 
 @kernel
 def admit(control: Address, base: Address, me: Int, keys: Words, rows: Words, call: Words, progress: Int) -> Int:
-    """Like :func:`find`, but a key that is not there is entered, with its initial row, or as a candidate for one.
+    """Like `find`, but a key that is not there is entered, with its initial row, or as a candidate for one.
 
     Args:
         call: two zeros at first, which the call uses; and how many adds a key needs to get a row, or 1: at once.
@@ -118,7 +118,7 @@ def add(control: Address, base: Address, updater: Address, me: Int, rows: Words,
 
 @kernel
 def hold(base: Address, me: Int) -> Int:
-    """Pins the rows that are found from here on, until :func:`release`."""
+    """Pins the rows that are found from here on, until `release`."""
     pin(base, base + LINES + LINE_BYTES * me)
     return 0
 

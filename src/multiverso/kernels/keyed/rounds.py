@@ -254,7 +254,7 @@ def go(
 ) -> Int:
     """Goes through a round with what is in this worker's log, or with nothing: DONE, or why it stopped.
 
-    Until :func:`end` it has not returned from there, and may be called again.
+    Until `end` it has not returned from there, and may be called again.
     """
     source = WHOLE if progress[STAGED] else NOTHING
     how = _Fold(control, keyed, logs, update, me)

@@ -38,7 +38,7 @@ def check_exchange(mode: ConsistencyMode, exchange: ExchangeOptions) -> None:
 
 
 def check_table(mode: ConsistencyMode, spec: TableSpec) -> None:
-    """Refuses a way to travel of a table's own, where :func:`check_exchange` refuses one for the job.
+    """Refuses a way to travel of a table's own, where `check_exchange` refuses one for the job.
 
     Raises:
         StartupError: a table of a synchronous job is to have one.

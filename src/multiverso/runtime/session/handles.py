@@ -46,7 +46,7 @@ class Handles:
         self.list_of(table).append(handle)
 
     def list_of(self, table: str) -> list[Handle]:
-        """Returns the list itself of a table's objects, for :meth:`Holdings.keep`."""
+        """Returns the list itself of a table's objects, for `Holdings.keep`."""
         return self._of.setdefault(table, [])
 
     def remove(self, table: str, handle: Handle) -> None:

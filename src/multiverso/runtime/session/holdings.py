@@ -62,7 +62,7 @@ class Holdings:
     def open_table(self, spec: TableSpec, fill: Fill, master: bool, deadline: Deadline) -> tuple[int, Shard]:
         """Returns a table's number and memory; see ``Session.open_table``.
 
-        A table by order is this worker's once :meth:`keep` is called: until then the next call asks for the same
+        A table by order is this worker's once `keep` is called: until then the next call asks for the same
         one again, so that nothing is lost when this one is interrupted.
         """
         order = self._created + 1

@@ -29,7 +29,7 @@ class NodeLink:
 
     @classmethod
     def to(cls, address: str, deadline: float, secret: str | None = None) -> NodeLink:
-        """Returns a connection; see :meth:`connect`."""
+        """Returns a connection; see `connect`."""
         link = cls()
         try:
             link.connect(address, deadline, secret)

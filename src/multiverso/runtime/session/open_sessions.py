@@ -42,7 +42,7 @@ def open_sessions() -> set[Session]:
 
 
 def abandoned_by(before: set[Session]) -> list[Session]:
-    """Returns the sessions that this thread has made since ``before``; see :func:`open_sessions`."""
+    """Returns the sessions that this thread has made since ``before``; see `open_sessions`."""
     return [s for s in open_sessions() - before if s.made_by == threading.get_ident()]
 
 

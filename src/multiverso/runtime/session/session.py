@@ -266,7 +266,7 @@ class Session(InProcess):
 
         The first worker that asks creates it, all zero; the others attach to it whenever they come. It is no
         table: it has no clocks, and ``save``, ``stats`` and ``multiverso top`` do not show it. It lasts as long as
-        the job, or until all that have it have called :meth:`close_memory`.
+        the job, or until all that have it have called `close_memory`.
 
         Args:
             name: what the workers call it; tables have names of their own.
@@ -275,7 +275,7 @@ class Session(InProcess):
                 worker dies meanwhile, the next one begins again with zeros.
             sparse: a page takes memory once it is written, and none is set aside: it may be larger than the machine's
                 memory, but a writer has to make sure that some is left.
-            once: the name is not given again after :meth:`close_memory` by all that had it: a worker that asks then is
+            once: the name is not given again after `close_memory` by all that had it: a worker that asks then is
                 refused, instead of getting memory that none of them will ever come to.
             on_this_host: the workers of one host are enough, in a job on several; otherwise that is refused.
             timeout_seconds: deadline, instead of the session's.
@@ -285,7 +285,7 @@ class Session(InProcess):
             OutOfMemoryError: there is no room for it.
             WaitTimeoutError: the creator did not finish in time.
 
-        Example:
+        Examples:
             >>> from multiverso.runtime import Node, Session
             >>> with Node(1) as node, Session(node.address) as session:
             ...     memory = session.shared_memory("flags", 64)
@@ -329,7 +329,7 @@ class Session(InProcess):
             self.handles.forget(table)
 
     def close_memory(self, memory: SharedMemory) -> None:
-        """Ends this worker's part in what :meth:`shared_memory` has returned, whose array shows zeros from here on.
+        """Ends this worker's part in what `shared_memory` has returned, whose array shows zeros from here on.
 
         When all workers that had it have closed it or left, it is freed, and its name is another's. An interrupted
         call can be repeated; a second one does nothing.

@@ -57,7 +57,7 @@ class KeyedContents(HeldKeyedTable):
         self.copied().save(path)
 
     def copied(self) -> saving.Copied:
-        """Returns what :meth:`save` writes; in a synchronous job all of it is of this worker's last round."""
+        """Returns what `save` writes; in a synchronous job all of it is of this worker's last round."""
         return saving.Copied(self._spec, self._content(0))
 
     def save_increment(self, directory: str | os.PathLike[str], *, whole: bool = False) -> Snapshot:
@@ -112,9 +112,9 @@ class KeyedContents(HeldKeyedTable):
         return export.export(path, self.items(), self._spec.dim, name)
 
     def load(self, path: str | os.PathLike[str]) -> None:
-        """Gives each key of a file that :meth:`save` wrote its row and state, and removes all others.
+        """Gives each key of a file that `save` wrote its row and state, and removes all others.
 
-        Or of a directory that :meth:`save_increment` has written to: all its snapshots, each checked.
+        Or of a directory that `save_increment` has written to: all its snapshots, each checked.
 
         Call it in one worker, and ``barrier()`` before anyone continues. In a worker that has taken a dead one's place
         (`multiverso.incarnation`) it changes nothing, and says so.
@@ -138,7 +138,7 @@ class KeyedContents(HeldKeyedTable):
         return Content(keys[order], rows[order], uses, ticks=self.ticks)
 
     def _read(self, path: str | os.PathLike[str]) -> tuple[Content]:
-        """Returns what :meth:`save` wrote, if it fits this table."""
+        """Returns what `save` wrote, if it fits this table."""
         if Path(path).is_dir():
             return (snapshots.read(Path(path), self._spec),)
         return (saving.load(path, self._spec),)

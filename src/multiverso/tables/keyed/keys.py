@@ -55,7 +55,7 @@ def keys(names: Any, *, seed: int = 0) -> Keys:
         TypeError: something else than a sequence of texts or bytes.
         ValueError: a text that has no UTF-8 (a lone surrogate), or a seed that is no number of 64 bits.
 
-    Example:
+    Examples:
         >>> import multiverso as mv
         >>> mv.keys(["user:1", b"user:1", "user:2"]).tolist()
         [4276021600403166465, 4276021600403166465, 7611143205425994754]

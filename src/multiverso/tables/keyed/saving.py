@@ -80,7 +80,7 @@ def _columns(spec: KeyedSpec, rows: npt.NDArray[np.uint8]) -> dict[str, Array]:
 
 
 def load(path: str | os.PathLike[str], spec: KeyedSpec) -> Content:
-    """Returns what :func:`save` wrote, if it fits the table.
+    """Returns what `save` wrote, if it fits the table.
 
     Raises:
         SnapshotError: it does not, or this is not a saved keyed table.

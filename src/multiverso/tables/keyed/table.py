@@ -47,7 +47,7 @@ class KeyedTable(KeyedContents):
     With a ``name`` the first worker creates the table and others attach to it; without, the n-th keyed table of each
     worker is the same table.
 
-    It lasts until all workers that have it have closed it (:meth:`close`, or the end of a ``with``) or have left. Rows
+    It lasts until all workers that have it have closed it (`close`, or the end of a ``with``) or have left. Rows
     of removed keys are used again before that.
 
     Args:
@@ -70,7 +70,7 @@ class KeyedTable(KeyedContents):
             ``admission`` or ``eviction``.
         ValueError: an invalid ``initial`` or name.
 
-    Example:
+    Examples:
         >>> import multiverso as mv
         >>> session = mv.init()
         >>> table = mv.KeyedTable(2)
@@ -156,8 +156,8 @@ class KeyedTable(KeyedContents):
 
         Args:
             delta: numbers of keys' shape + (dim,), or flat; not modified.
-            keys: as for :meth:`get`.
-            timeout_seconds: as for :meth:`get`.
+            keys: as for `get`.
+            timeout_seconds: as for `get`.
 
         Raises:
             RowIdError, ShapeMismatchError, DtypeMismatchError: they do not fit; nothing was changed.
@@ -216,8 +216,8 @@ class KeyedTable(KeyedContents):
         is used again for other keys, once every call that is under way in any worker has ended.
 
         Args:
-            keys: as for :meth:`get`.
-            timeout_seconds: as for :meth:`get`.
+            keys: as for `get`.
+            timeout_seconds: as for `get`.
 
         Returns:
             Whether each key had a row, in the keys' shape; a key that is named twice had one the first time.
@@ -233,7 +233,7 @@ class KeyedTable(KeyedContents):
         """Advances the table's time by one, and evicts keys for a moment. Call it in one worker: each epoch, say.
 
         Args:
-            seconds: as for :meth:`evict`.
+            seconds: as for `evict`.
 
         Returns:
             How many keys were evicted.

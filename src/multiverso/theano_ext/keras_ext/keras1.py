@@ -25,7 +25,7 @@ class KerasParamManager(MVModelParamManager):
         model: a built model; of a ``Sequential`` or a functional one, nested or not.
         rule: how weights are exchanged (`multiverso.rules`, or a name: ``"easgd"``); changes add up by default.
 
-    Example:
+    Examples:
         >>> manager = KerasParamManager(model)  # doctest: +SKIP
         >>> manager.sync_all_param()  # after each minibatch  # doctest: +SKIP
     """
@@ -76,7 +76,7 @@ class MVCallback(Callback):  # type: ignore[misc]  # Keras has no types
         ValueError: ``freq`` below 1; no table has been made.
         TypeError: ``freq`` that is not an integer.
 
-    Example:
+    Examples:
         >>> model.fit(x, y, callbacks=[MVCallback(model)])  # doctest: +SKIP
     """
 

@@ -21,7 +21,7 @@ class LasagneParamManager(MVModelParamManager):
         network: the output layer, or a list of output layers.
         rule: how parameters are exchanged (`multiverso.rules`); changes add up by default.
 
-    Example:
+    Examples:
         >>> manager = LasagneParamManager(network)  # doctest: +SKIP
         >>> manager.sync_all_param()  # after each minibatch  # doctest: +SKIP
     """
