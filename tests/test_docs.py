@@ -9,6 +9,8 @@ other frameworks says ``<!-- tested by: tests/... -->`` on its first line.
 
 from __future__ import annotations
 
+import ast
+import importlib
 import os
 import re
 import subprocess
@@ -183,6 +185,34 @@ def test_every_variable_of_the_environment_is_documented() -> None:
     pages = "\n".join(page.read_text() for page in PAGES)
     assert names
     assert sorted(name for name in names if name not in pages) == []
+
+
+def test_every_error_has_its_section() -> None:
+    page = (ROOT / "docs/troubleshooting.md").read_text()
+    found = vars(importlib.import_module("multiverso.errors")).values()
+    errors = {kind.__name__ for kind in found if isinstance(kind, type) and issubclass(kind, Exception)}
+    assert errors == set(re.findall(r"^### (\w+)$", page, re.M))
+
+
+def messages() -> str:
+    """Every text of the sources, a line each; what is filled in is left out."""
+
+    def text(node: ast.AST) -> str | None:
+        if isinstance(node, ast.JoinedStr):
+            return "".join(text(part) or "" for part in node.values)
+        return node.value if isinstance(node, ast.Constant) and isinstance(node.value, str) else None
+
+    trees = (ast.parse(path.read_text()) for path in (ROOT / "src/multiverso").rglob("*.py"))
+    return "\n".join(found for tree in trees for node in ast.walk(tree) if (found := text(node)) and "\n" not in found)
+
+
+def test_messages_on_the_page_of_errors_are_those_that_appear() -> None:
+    shown = re.findall(r'(?:^|- )"([^"]+)"', (ROOT / "docs/troubleshooting.md").read_text(), re.M)
+    assert len(shown) > 10
+    said = messages()
+    for message in shown:
+        pattern = ".*".join(re.escape(part.strip()) for part in message.split("..."))
+        assert re.search(pattern, said), message
 
 
 def test_the_command_line_page_has_every_command_and_option() -> None:
