@@ -239,7 +239,7 @@ class Host:
         return rate
 
     def _sent(self, made: Fabric) -> int:
-        return int(made.statistics()["peers"][1 - self.number]["bytes_sent"])
+        return int(made.statistics()[1 - self.number]["bytes_sent"])
 
     def home_and_back(self, job: Credentials, times: int) -> float:
         """Seconds of 1,000 floats to the home and back (host 0's), the median."""

@@ -28,7 +28,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent / "hosts"))
 
 from fabric_support import Adder, barrier, fabrics, new_shard
 
-from multiverso.hosts.peer.frames import HEADER_BYTES, Carried, Header, ProtocolError, Reader, Several
+from multiverso.hosts.peer.frames import HEADER_BYTES, Carried, Header, ProtocolError, Reader
 from multiverso.hosts.peer.resources import Pace
 from multiverso.hosts.rounds.frames import KINDS as KINDS_OF_ROUNDS
 from multiverso.hosts.rounds.neighbour import Neighbour
@@ -133,10 +133,11 @@ def _until_refused(source: random.Random, most: int) -> int:
     link.connect(1)
     around = Neighbour(Rounds(0, range(2), lambda peer: None), 1)
     around.connect(1)
-    carried = Several(link, around)
-    reader = Reader(carried.accept)
+    readers: dict[Carried, Reader] = {
+        end: Reader(end.accept) for end in (link, around)
+    }  # each protocol has a connection
     opened = Opened(copy.elements, ("float32", "float64", "int32", "int64").index(spec.dtype), copy.chunks[0].size, 0)
-    _feed(reader, carried, Header(frames.OPEN, table=1, length=24).pack() + opened.pack())
+    _feed(readers[link], link, Header(frames.OPEN, table=1, length=24).pack() + opened.pack())
     done = 0
     try:
         while done < most:
@@ -145,7 +146,9 @@ def _until_refused(source: random.Random, most: int) -> int:
             sent = link.next(0.0)
             if sent is not None:
                 link.sent(sent)
-            _feed(reader, carried, _frame(source, spec, None if sent is None else sent.header))
+            data = _frame(source, spec, None if sent is None else sent.header)
+            end: Carried = around if data[0] in KINDS_OF_ROUNDS else link
+            _feed(readers[end], end, data)
     except ProtocolError:
         link.cut()
     return done

@@ -124,7 +124,8 @@ def test_a_host_that_is_dialled_does_not_keep_mail_from_closing(monkeypatch: pyt
         made = Messages(peers, lambda host, message: None)
         made.open()
         with unplugged.accept()[0] as silent:
-            made.close()
+            peers.shut()
+            peers.close()
             while silent.recv(1024):
                 pass  # its hello, and then its end
 
@@ -261,7 +262,7 @@ def test_every_worker_has_the_same_bits_through_cut_connections(workers: tuple[i
             for number, (size, dtype, operation) in enumerate(cases):
                 arrays = [value(worker, size, dtype) for worker in range(session.workers_num)]
                 if session.worker_id == 0 and number % 7 == 3:
-                    job.nodes[0].hosts._messages.interrupt(1)  # type: ignore[attr-defined]
+                    job.nodes[0].hosts.fabric.peers.interrupt(1)  # type: ignore[attr-defined]
                 got = reducer.all_reduce(arrays[session.worker_id], operation)
                 assert bits(got) == bits(expected(workers, operation, arrays, dtype)), (size, dtype, operation)
                 mine = arrays[session.worker_id]

@@ -12,9 +12,12 @@ from contextlib import contextmanager, suppress
 import pytest
 
 from multiverso.deadline import Deadline
-from multiverso.hosts.peer.frames import HEADER_BYTES, Header, ProtocolError, Reader, Several
+from multiverso.hosts.peer.frames import HEADER_BYTES, Carried, Header, ProtocolError, Reader
+from multiverso.hosts.peer.messages import Stream
 from multiverso.hosts.peer.peer import Peer
-from multiverso.hosts.peer.resources import Pace
+from multiverso.hosts.peer.resources import Buffers, Pace
+from multiverso.hosts.rounds.neighbour import Neighbour
+from multiverso.hosts.rounds.rounds import Rounds
 from multiverso.hosts.transport.channel import Channel, Plain, RefusedError
 from multiverso.hosts.transport.credentials import new_credentials
 from multiverso.hosts.transport.tls import Encrypted, context_of, encrypt
@@ -202,6 +205,15 @@ def test_who_waits_leaves_nothing_in_openssl_that_would_wake_nobody() -> None:
         assert peer.traffic.bytes_received == many * HEADER_BYTES
 
 
-def test_a_frame_of_a_kind_that_nobody_here_knows_ends_the_connection() -> None:
+@pytest.mark.parametrize(
+    "carried",
+    [
+        Link(0, 1, Pace(0)),
+        Neighbour(Rounds(0, range(2), lambda peer: None), 1),
+        Stream(1, lambda host, message: None, Buffers(1)),
+    ],
+    ids=lambda carried: type(carried).__name__,
+)
+def test_a_frame_of_a_kind_that_nobody_here_knows_ends_the_connection(carried: Carried) -> None:
     with pytest.raises(ProtocolError, match="no kind of frame has the number 250"):
-        Several(Link(0, 1, Pace(0))).accept(Header(250))
+        carried.accept(Header(250))

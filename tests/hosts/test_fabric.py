@@ -40,12 +40,12 @@ def test_sums_are_exact_on_all_hosts_through_cut_connections(encrypted: bool) ->
         for turn in range(40):
             for adder in adders:
                 adder.add(np.full(CHUNKS.elements, 1 + turn % 3, "float32"))
-            made[turn % 2].interrupt((turn + 1) % 2)
+            made[turn % 2].peers.interrupt((turn + 1) % 2)
         barrier(made)
         expected = 2 * sum(1 + turn % 3 for turn in range(40))
         for shard in shards:
             assert np.all(shard.values() == expected)
-        connections = made[0].statistics()["peers"][1]["connections"]
+        connections = made[0].statistics()[1]["connections"]
         assert connections > 1, "the connection was never cut"
 
 
@@ -63,7 +63,7 @@ def test_a_link_that_is_cut_again_and_again_and_carries_something_between_is_mad
             for adder in adders:
                 adder.add(np.ones(100, "float32"))
             barrier(made)
-            made[1].interrupt(0)
+            made[1].peers.interrupt(0)
         barrier(made)
         assert all(np.all(shard.values() == 30) for shard in shards)
 
@@ -80,7 +80,7 @@ def test_an_encrypted_connection_is_made_anew_before_its_key_is_used_too_often(m
                 adder.add(np.ones(CHUNKS.elements, "float32"))
             barrier(made)
         assert all(np.all(shard.values() == 12) for shard in shards)
-        assert made[0].statistics()["peers"][1]["connections"] > 2
+        assert made[0].statistics()[1]["connections"] > 2
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -199,7 +199,7 @@ def test_tables_at_rest_send_nothing() -> None:
         before = None
         still = 0
         for _ in range(3000):  # the last passes find nothing, and then no more begin
-            now = [fabric.statistics()["peers"] for fabric in made]
+            now = [fabric.statistics() for fabric in made]
             still = still + 1 if now == before else 0
             before = now
             if still == 20:
@@ -287,6 +287,7 @@ def test_a_host_that_is_dialled_does_not_keep_the_fabric_from_closing(monkeypatc
     with socket.create_server(("127.0.0.1", 0)) as unplugged:
         fabric = Fabric(1, 2, new_credentials(False))
         fabric.listen()
+        fabric.attach(1, new_shard(CHUNKS))
         fabric.connect(0, unplugged.getsockname()[:2])
         with unplugged.accept()[0] as silent:
             fabric.close()
@@ -308,7 +309,7 @@ def test_what_cannot_be_sent_ends_the_connection_and_goes_over_the_next(
         take = link.next
 
         def fails_once(*arguments: Any) -> Any:
-            if not raised and threading.current_thread().name.startswith("multiverso-data-out"):
+            if not raised and threading.current_thread().name.startswith("multiverso-values-out"):
                 raised.append(True)
                 raise error("now")
             return take(*arguments)
@@ -357,7 +358,7 @@ def test_a_connection_that_got_no_thread_is_made_again(monkeypatch: pytest.Monke
     start, refused = threading.Thread.start, list[str]()
 
     def fails_once(thread: threading.Thread) -> None:
-        if not refused and thread.name.startswith("multiverso-data-out"):
+        if not refused and thread.name.startswith("multiverso-values-out"):
             refused.append(thread.name)
             raise RuntimeError("can't start new thread")
         start(thread)

@@ -24,6 +24,7 @@ from multiverso.hosts.transport.credentials import new_credentials
 from multiverso.hosts.transport.listener import open_port
 from multiverso.runtime import Session
 from multiverso.runtime.collective.reducer import Reducer
+from multiverso.tables import ArrayTableHandler
 
 
 @contextmanager
@@ -140,7 +141,8 @@ def open_connections() -> list[str]:
 @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
 def test_a_forked_child_keeps_no_connection_to_another_host() -> None:
     def work(session: Session) -> Any:
-        total = Reducer(session, 2).all_reduce(np.ones(3))  # opens the connections for messages
+        ArrayTableHandler(3, session=session)  # opens the connections for values
+        total = Reducer(session, 2).all_reduce(np.ones(3))  # and those for messages
         session.barrier()
         kept = None
         if session.worker_id == 0:

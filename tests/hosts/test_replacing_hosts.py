@@ -37,6 +37,7 @@ from multiverso.hosts.control.messages import (
 from multiverso.hosts.fabric import Fabric
 from multiverso.hosts.roster import Roster
 from multiverso.hosts.transport.credentials import new_credentials
+from multiverso.hosts.transport.handshake import VALUES
 from multiverso.hosts.transport.listener import open_port
 from multiverso.hosts.values.options import ExchangeOptions
 from multiverso.layout import words as at
@@ -446,7 +447,9 @@ def test_a_host_that_died_before_it_was_connected_to_is_dialled_where_it_came_ag
         gone.close()
         fabrics[1].connect(0, nobody)
         fabrics[1].connect(0, address)
-        wait_for(lambda: fabrics[1].statistics()["peers"][0]["connected"])
+        for fabric in fabrics:
+            fabric.peers.open(VALUES)
+        wait_for(lambda: fabrics[1].statistics()[0]["connected"])
 
 
 ROSTER = Roster(0, ("a", "b", "c"), (1, 1, 1), ("127.0.0.1", 1))

@@ -92,7 +92,7 @@ def test_rounds_on_several_hosts_have_the_bits_of_one_host() -> None:
                 if cutting.wait(0.02):
                     return
                 for node, peer in ((job.nodes[1], 0), (job.nodes[2], 1)):
-                    node.hosts.fabric.interrupt(peer)  # type: ignore[attr-defined]
+                    node.hosts.fabric.peers.interrupt(peer)  # type: ignore[attr-defined]
 
         cutter = threading.Thread(target=cut)
         cutter.start()

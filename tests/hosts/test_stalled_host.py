@@ -70,7 +70,7 @@ def test_a_stopped_host_is_waited_for_by_name_and_nothing_is_lost(encrypted: boo
                     adder.add(np.ones(700_000))
                     with pytest.raises(WaitTimeoutError, match=r"host\(s\) 1"):
                         fabric.settle(Deadline.after(0.1))
-                    fabric.interrupt(1)
+                    fabric.peers.interrupt(1)
                     os.kill(process.pid, signal.SIGCONT)
                 fabric.settle(Deadline.after(SECONDS))
                 other("settle")

@@ -1,4 +1,4 @@
-"""The data plane of a node: the tables' values and rounds, over one connection to each other node.
+"""The data plane of a node: the tables' values and rounds, each over a connection to each other node.
 
 Decisions are made in ``values/link.py`` and ``rounds/rounds.py``; the connections' threads are those of ``peer/``. One
 thread here looks whether the workers have changed anything.
@@ -9,12 +9,10 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict
 from typing import Any
 
 from multiverso.deadline import Deadline
 from multiverso.errors import MultiversoError, WaitTimeoutError
-from multiverso.hosts.peer.frames import Several
 from multiverso.hosts.peer.peer import Peer
 from multiverso.hosts.peer.peers import Address, Peers
 from multiverso.hosts.peer.resources import SHARE, Pace
@@ -22,7 +20,7 @@ from multiverso.hosts.rounds.memory import RoundMemory
 from multiverso.hosts.rounds.neighbour import Neighbour
 from multiverso.hosts.rounds.rounds import Rounds
 from multiverso.hosts.transport.credentials import Credentials
-from multiverso.hosts.transport.handshake import DATA
+from multiverso.hosts.transport.handshake import ROUNDS, VALUES
 from multiverso.hosts.values.copies import Copy, chunk_bytes_of
 from multiverso.hosts.values.held_tables import HeldTables
 from multiverso.hosts.values.link import Link
@@ -71,25 +69,31 @@ class Fabric:
         self._settled = threading.Condition()
         self._closing = threading.Event()
         self._turn_over, self._passing = threading.Event(), 0
-        self._threads: list[threading.Thread] = []
+        self._watching = threading.Thread(target=self._watch, name="multiverso-fabric-watch", daemon=True)
         self.rounds = Rounds(host, range(hosts), self._wake, self._end_turn)
         # by the other host's number; with a rule between hosts there is one to this host itself
         self.links: dict[int, Link] = {}
-        self._neighbours: dict[int, Neighbour] = {}
-        self.ends: dict[int, Peer | Loop] = {}
-        for peer in range(hosts):
-            if peer != host:
-                self._open(peer)
+        self._loops: dict[int, Loop] = {}
+        self._values = self.peers.carry(VALUES, self._new_link, self._pace)
+        self._chain = self.peers.carry(ROUNDS, lambda peer: Neighbour(self.rounds, peer), self._pace)
 
-    def _open(self, peer: int) -> None:
-        link = self.links[peer] = Link(self.host, peer, self._pace, settled=self._tell_settled)
-        neighbour = self._neighbours[peer] = Neighbour(self.rounds, peer)
-        carried = Several(neighbour, link)  # rounds first: workers wait for them
-        self.ends[peer] = self.peers.open(DATA, peer, carried, self._pace)
+    def _new_link(self, peer: int) -> Link:
+        link = Link(self.host, peer, self._pace, settled=self._tell_settled)
+        with self._lock:
+            self.links[peer] = link
+            if peer != self.host:  # another host's place may have been another's, which had these
+                self.tables.attach_all_to(link)
+        return link
+
+    @property
+    def ends(self) -> dict[int, Peer | Loop]:
+        """What carries each link."""
+        return {**self._values, **self._loops}
 
     def _wake(self, peer: int) -> None:
         """There is something of a round to send."""
-        self.ends[peer].pump()
+        if (end := self._chain.get(peer)) is not None:
+            end.pump()
 
     # -- connections -----------------------------------------------------------------------------------------
 
@@ -100,9 +104,7 @@ class Fabric:
             StartupError: there can be none at that address.
         """
         address = self.peers.listen()
-        watching = threading.Thread(target=self._watch, name="multiverso-fabric-watch", daemon=True)
-        self._threads.append(watching)
-        watching.start()
+        self._watching.start()
         return address
 
     def connect(self, peer: int, address: Address) -> None:
@@ -134,11 +136,11 @@ class Fabric:
         self.tables.rest.share(control)
         chunk_bytes = chunk_bytes_of(shard.spec.elements * shard.spec.itemsize, self.hosts)
         copy = Copy(shard, chunk_bytes, control)  # it may have to compile: done before the lock is taken
+        self.peers.open(VALUES)
         with self._lock:
             held = self.tables.add(table_id, copy, wire, every, rule)
             if held.outer is not None and self.host not in self.links:
-                link = self.links[self.host] = Link(self.host, self.host, self._pace, settled=self._tell_settled)
-                self.ends[self.host] = Loop(link)
+                self._loops[self.host] = Loop(self._new_link(self.host))
             for link in self._links_of(held):
                 self.tables.attach_to(link, table_id)
         self._poke()
@@ -166,10 +168,8 @@ class Fabric:
         """
         self.tables.rest.share(control)
         memory = RoundMemory(shard, control, local)
-        with self._lock:  # a lost host's place is made free meanwhile, or not: none is left idle
-            for neighbour in self._neighbours.values():
-                neighbour.idle = False
-            self.rounds.attach(table_id, memory, blank=overwritten is not None, overwrites=overwritten)
+        self.peers.open(ROUNDS)
+        self.rounds.attach(table_id, memory, blank=overwritten is not None, overwrites=overwritten)
 
     def follow_rounds(self) -> float | None:
         """Does what this host's workers are ready for; returns the seconds until it is to be called at the latest."""
@@ -234,10 +234,11 @@ class Fabric:
                 late = take and not all(map(self.rounds.is_whole, in_rounds))
                 if not (left or late):
                     break
-                self._check(left or ends, ends)
+                awaited = left or [peer for peer in range(self.hosts) if peer != self.host and not self._went(peer)]
+                self._check(awaited, ends)
                 if deadline.passed:
                     what = "take the values of" if take else "give its changes to"
-                    peers = ", ".join(map(str, sorted(left or ends)))
+                    peers = ", ".join(map(str, sorted(awaited)))
                     raise WaitTimeoutError(f"host {self.host} could not {what} host(s) {peers} within {deadline}")
                 self._settled.wait(deadline.slice_left())
 
@@ -269,12 +270,14 @@ class Fabric:
         if self._closing.is_set():
             raise MultiversoError(f"the fabric of host {self.host} is closed")
         for peer in left:
-            now = self.ends[peer]
-            if peer in self._lost or now is not asked[peer]:
+            if peer in self._lost or (peer in asked and self.ends[peer] is not asked[peer]):
                 raise MultiversoError(f"host {peer} is lost")
-            failed = now.failed
-            if failed is not None:
-                raise MultiversoError(f"host {self.host} has no connection to host {peer}: {failed}")
+            for end in self._ends_of(peer):
+                if end.failed is not None:
+                    raise MultiversoError(f"host {self.host} has no connection to host {peer}: {end.failed}")
+
+    def _ends_of(self, peer: int) -> list[Peer]:
+        return [ends[peer] for ends in (self._values, self._chain) if peer in ends]
 
     def _tell_settled(self) -> None:
         with self._settled:
@@ -299,18 +302,16 @@ class Fabric:
             MultiversoError: this host is not among them, or the lost one was never there.
         """
         hosts = sorted(set(live))
-        if self.host not in hosts or not set(hosts) <= {self.host, *self.ends}:
+        if self.host not in hosts or not set(hosts) <= set(range(self.hosts)):
             raise MultiversoError(f"host {self.host} cannot continue as one of the hosts {hosts}")
-        gone = [end for end in self.ends.values() if isinstance(end, Peer) and end.number not in hosts]
-        for peer in gone:
-            self._lost.add(peer.number)
-            if (dialling := self.peers.end(peer)) is not None:
-                self._threads.append(dialling)
+        gone = [(role, peer) for role in (VALUES, ROUNDS) for peer in range(self.hosts) if peer not in hosts]
+        self._lost |= {peer for _, peer in gone}
+        for way in gone:
+            self.peers.end(*way)
         with self._lock:
-            self.tables.rehome(hosts, [self.links[peer.number] for peer in gone], self.links)
-            for peer in gone:  # it may return: nothing is known of it then
-                self._open(peer.number)
-                self.tables.attach_all_to(self.links[peer.number])
+            self.tables.rehome(hosts, [link for peer, link in self.links.items() if peer not in hosts], self.links)
+        for way in gone:  # it may return: nothing is known of it then
+            self.peers.renew(*way)
         self.rounds.regroup(hosts)
         self._tell_settled()
         self._poke()
@@ -342,11 +343,12 @@ class Fabric:
             with self._lock:
                 moved = self.tables.look(resting)
             passing, waits = True, [0.0] if moved else []
-            for peer, link in list(self.links.items()):
+            for peer, end in self.ends.items():
+                link = self.links[peer]
                 if (left := link.look(now)) is not None:
                     waits.append(left)
                     if left == 0.0:
-                        self.ends[peer].pump()
+                        end.pump()
                 passing &= link.passing
             before, used = used, time.thread_time()
             self._pace.spent(now, used - before)
@@ -359,30 +361,24 @@ class Fabric:
             resting = not waits
 
     def _poke(self) -> None:
-        for end in list(self.ends.values()):
+        for end in self.ends.values():
             end.poke()
 
     # -- the rest ------------------------------------------------------------------------------------------------
 
-    def statistics(self) -> dict[str, Any]:
-        """Returns what ``multiverso top`` shows: bytes and frames for each peer, processor time, connections."""
-        peers = {
-            number: {
-                **asdict(self.links[number].traffic),
-                **asdict(peer.traffic),
-                "connected": peer.connected,
-                "failed": peer.failed,
-            }
-            for number, peer in self.ends.items()
-            if isinstance(peer, Peer)
-        }
-        return {"host": self.host, "cpu_seconds": self._pace.spent_seconds, "peers": peers}
-
-    def interrupt(self, peer: int) -> None:
-        """Cuts the connection to a peer, as a fault of the network would: for tests."""
-        end = self.ends[peer]
-        assert isinstance(end, Peer)
-        end.interrupt()
+    def statistics(self) -> dict[int, dict[str, Any]]:
+        """Returns what ``multiverso top`` shows of each other host: bytes, connections, and whether none is cut now."""
+        found = {}
+        for peer in range(self.hosts):
+            if peer != self.host:
+                ways = [end.traffic for end in self._ends_of(peer)]
+                found[peer] = {
+                    "connected": all(end.connected for end in self._ends_of(peer)),
+                    "connections": max((way.connections for way in ways), default=0),
+                    "bytes_sent": sum(way.bytes_sent for way in ways),
+                    "bytes_received": sum(way.bytes_received for way in ways),
+                }
+        return found
 
     def close(self) -> None:
         """Ends all threads and connections. May be called again."""
@@ -391,10 +387,9 @@ class Fabric:
         self._tell_settled()
         self.peers.shut()
         self.tables.close()
-        self.peers.close(end for end in self.ends.values() if isinstance(end, Peer))
-        self.peers.join()
-        for thread in self._threads:
-            thread.join()
+        self.peers.close()
+        if self._watching.ident is not None:
+            self._watching.join()
 
     def __enter__(self) -> Fabric:
         return self

@@ -6,7 +6,6 @@ big-endian; the arrays in a body are little-endian, as they lie in memory on eve
 
 from __future__ import annotations
 
-import math
 import struct
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -79,6 +78,11 @@ class Outgoing:
     body: memoryview = NOTHING
     buffer: Array | None = None  # goes back when it is sent
     more: tuple[Body, ...] = ()  # of the body
+
+
+def unknown(header: Header) -> ProtocolError:
+    """Returns the error for a frame of a kind that a protocol does not have."""
+    return ProtocolError(f"no kind of frame has the number {header.kind}")
 
 
 def memory_for(header: Header, expected: int) -> memoryview:
@@ -170,14 +174,7 @@ class Carried:
     """What goes over the connections to one peer, and outlives each of them: a protocol's end of its conversation.
 
     Two threads may call at once, one that sends and one that receives.
-
-    Attributes:
-        kinds: of its frames.
-        idle: nothing is to be sent before this changes: it is not asked.
     """
-
-    kinds: frozenset[int] = frozenset()
-    idle = False
 
     @property
     def has_something(self) -> bool:
@@ -203,8 +200,8 @@ class Carried:
         return None
 
     def pause(self, now: float) -> float:
-        """Returns the seconds that the peer's next frame should wait."""
-        return math.inf
+        """Returns the seconds that the peer's next frame should wait: 0 where a worker waits for it."""
+        return 0.0
 
     def next(self, now: float, most_new: int = LONGEST_BODY) -> Outgoing | None:
         """Returns the next frame to send; `sent` follows, whatever came of it.
@@ -236,87 +233,3 @@ class Carried:
 
     def wake(self) -> None:
         """Wakes those who wait for what has arrived: late, as they have to wait for this thread's interpreter."""
-
-
-class Several(Carried):
-    """Several protocols over one connection.
-
-    Args:
-        parts: what comes first is sent first.
-    """
-
-    def __init__(self, *parts: Carried) -> None:
-        self._parts = parts
-        self._of_kind = {kind: each for each in parts for kind in each.kinds}
-        self.kinds = frozenset(self._of_kind)
-        self._sends = parts[0]  # the part whose frame is being sent
-
-    @property
-    def has_something(self) -> bool:
-        """Whether there may be something to send, now or later."""
-        for each in self._parts:  # noqa: SIM110  # asked for every frame: a generator takes longer
-            if not each.idle and each.has_something:
-                return True
-        return False
-
-    @property
-    def has_words(self) -> bool:
-        """Whether something is to be sent before this side may end."""
-        return any(each.has_words for each in self._parts)
-
-    def connect(self, incarnation: int) -> None:
-        """A connection has begun."""
-        for each in self._parts:
-            each.connect(incarnation)
-
-    def at_distance(self, seconds: float) -> None:
-        """Sets the shortest round-trip time to the peer."""
-        for each in self._parts:
-            each.at_distance(seconds)
-
-    def cut(self) -> None:
-        """The connection has ended."""
-        for each in self._parts:
-            each.cut()
-
-    def wait(self, now: float) -> float | None:
-        """Returns the seconds until one of them has something."""
-        soonest: float | None = None
-        for each in self._parts:
-            wait = None if each.idle else each.wait(now)
-            if wait is not None and (soonest is None or wait < soonest):
-                soonest = wait
-        return soonest
-
-    def pause(self, now: float) -> float:
-        """Returns 0 where a worker waits for one of them."""
-        return min(each.pause(now) for each in self._parts if not each.idle)
-
-    def next(self, now: float, most_new: int = LONGEST_BODY) -> Outgoing | None:
-        """Returns the next frame of the first that has one."""
-        for each in self._parts:
-            outgoing = None if each.idle else each.next(now, most_new)
-            if outgoing is not None:
-                self._sends = each
-                return outgoing
-        return None
-
-    def sent(self, outgoing: Outgoing) -> None:
-        """The last frame is sent, or will not be."""
-        self._sends.sent(outgoing)
-
-    def accept(self, header: Header) -> memoryview | None:
-        """Asks the protocol that a frame belongs to."""
-        part = self._of_kind.get(header.kind)
-        if part is None:
-            raise ProtocolError(f"no kind of frame has the number {header.kind}")
-        return part.accept(header)
-
-    def arrived(self, header: Header, body: memoryview | None, now: float) -> bool:
-        """Gives a frame to its protocol."""
-        return self._of_kind[header.kind].arrived(header, body, now)
-
-    def wake(self) -> None:
-        """Wakes those who wait for any of them."""
-        for each in self._parts:
-            each.wake()

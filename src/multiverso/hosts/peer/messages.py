@@ -15,8 +15,7 @@ import threading
 from collections import deque
 from collections.abc import Callable
 
-from multiverso.hosts.peer.frames import LONGEST_BODY, NOTHING, Body, Carried, Header, Outgoing, ProtocolError
-from multiverso.hosts.peer.peer import Peer
+from multiverso.hosts.peer.frames import LONGEST_BODY, NOTHING, Body, Carried, Header, Outgoing, ProtocolError, unknown
 from multiverso.hosts.peer.peers import Peers
 from multiverso.hosts.peer.resources import Buffers, Pace, owner, view
 from multiverso.hosts.transport.channel import RefusedError
@@ -41,7 +40,6 @@ class Stream(Carried):
         pool: memory for messages.
     """
 
-    kinds = frozenset((MESSAGE,))
     longest = LONGEST_MESSAGE
 
     def __init__(self, peer: int, deliver: Deliver, pool: Buffers) -> None:
@@ -94,10 +92,6 @@ class Stream(Carried):
         """Returns 0 where there is something to send."""
         return 0.0 if self.has_something else None
 
-    def pause(self, now: float) -> float:
-        """Every message is urgent."""
-        return 0.0
-
     def next(self, now: float, most_new: int = LONGEST_BODY) -> Outgoing | None:
         """Returns the next message, or how far this side is, or None."""
         with self._lock:
@@ -116,6 +110,8 @@ class Stream(Carried):
     def accept(self, header: Header) -> memoryview | None:
         """Notes how far the other side is; returns memory for a message that has not been received before."""
         number, received = header.number, (header.table << 32) + header.chunk
+        if header.kind != MESSAGE:
+            raise unknown(header)
         if header.length > self.longest or (header.length and not number):
             raise ProtocolError(f"a message of {header.length} bytes; the longest has {self.longest}")
         with self._lock:
@@ -144,49 +140,33 @@ class Stream(Carried):
 
 
 class Messages:
-    """A node's messages to the others.
+    """A node's messages to the others. Any thread may call.
 
     Args:
-        peers: the node's connections.
+        peers: the node's connections, which are closed with what else they carry.
         deliver: gets another host's number and its message, in the thread of that host.
-
-    Owner: its maker calls `close`; the other methods may be called by any thread.
     """
 
     def __init__(self, peers: Peers, deliver: Deliver) -> None:
-        self._peers = peers
         self._pool = Buffers(_KEPT)
-        self._streams = {host: Stream(host, deliver, self._pool) for host in range(peers.hosts) if host != peers.host}
-        self._open: dict[int, Peer] = {}
-        self._closed = False
-        self._lock = threading.Lock()
-        peers.on_first(MESSAGES, self.open)
+        self._streams: dict[int, Stream] = {}
+        self._deliver, self._peers = deliver, peers
+        self._open = peers.carry(MESSAGES, self._new_stream, Pace(0))
+
+    def _new_stream(self, host: int) -> Stream:
+        stream = self._streams[host] = Stream(host, self._deliver, self._pool)
+        return stream
 
     def open(self) -> None:
         """Begins to connect, unless that has begun."""
-        with self._lock:
-            if not self._open and not self._closed:
-                self._open = {
-                    host: self._peers.open(MESSAGES, host, stream, Pace(0)) for host, stream in self._streams.items()
-                }
+        self._peers.open(MESSAGES)
 
     def send(self, host: int, *parts: Body) -> None:
-        """Sends a message, the memory of whose parts must not change afterwards. Does not wait."""
+        """Sends a message over what is open, the memory of whose parts must not change afterwards. Does not wait."""
         self._streams[host].put(*parts)
-        if (peer := self._open.get(host)) is not None:
-            peer.pump()
+        self._open[host].pump()
 
     def free(self, message: Body) -> None:
         """Takes the memory of a message back, or of a part of it, which is no longer read."""
         if isinstance(message, memoryview):
             self._pool.give(owner(message))
-
-    def interrupt(self, host: int) -> None:
-        """Cuts the connection to a host, as a fault of the network would: for tests."""
-        self._open[host].interrupt()
-
-    def close(self) -> None:
-        """Ends all connections. May be called again."""
-        with self._lock:
-            self._closed = True
-        self._peers.close(self._open.values())

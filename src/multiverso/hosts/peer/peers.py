@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import os
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Mapping
 
 from multiverso.deadline import Deadline
 from multiverso.errors import MultiversoError
@@ -27,6 +27,9 @@ Address = tuple[str, int]
 class Peers:
     """Owner: its maker calls `shut` and `close`; the other methods may be called by any thread.
 
+    Each protocol that is *carried* has a role, and in it a connection to each other host: made when a host first needs
+    it, and by the others when that one connects.
+
     Args:
         host: this host's number.
         hosts: how many there are.
@@ -39,10 +42,14 @@ class Peers:
         self._credentials, self._bind = credentials, bind
         self._incarnation = int.from_bytes(os.urandom(8), "big")
         self._addresses: dict[int, Address] = {}
-        self._peers: dict[tuple[int, int], Peer] = {}  # by role and host
-        self._opens: dict[int, Callable[[], None]] = {}  # by role: called when the first connection comes
-        self._fenced: set[int | None] = set()  # incarnations of hosts that were lost
+        self._carried: dict[int, tuple[Callable[[int], Carried], Pace]] = {}  # by role
+        self._peers: dict[int, dict[int, Peer]] = {}  # by role and host, once it is open
+        self._incarnations: dict[int, int] = {}  # of the hosts that have been connected
+        self._fenced: set[int] = set()  # those of hosts that were lost
         self._listener: Listener | None = None  # once it listens
+        self._dialling: list[threading.Thread] = []  # to hosts that are lost
+        self._closed = False
+        self._lock = threading.RLock()
 
     def listen(self) -> Address:
         """Begins to take connections; returns where.
@@ -52,8 +59,9 @@ class Peers:
         """
         me = Hello(self.host, self.hosts, self._incarnation)
         self._listener = Listener(open_port(self._bind), self._credentials, me, self._let_in, "multiverso-fabric")
-        for peer in list(self._peers.values()):
-            self._start(peer)
+        with self._lock:
+            for peer in self._all():
+                self._start(peer)
         return self._listener.address
 
     @property
@@ -71,33 +79,58 @@ class Peers:
         """
         if not number < self.host:
             raise MultiversoError(f"of each two hosts the higher connects: host {self.host} waits for host {number}")
-        self._addresses[number] = address
-        for (_, other), peer in list(self._peers.items()):
-            if other == number:
-                self._start(peer)
+        with self._lock:
+            self._addresses[number] = address
+            for peer in self._all():
+                if peer.number == number:
+                    self._start(peer)
 
-    def open(self, role: int, number: int, carried: Carried, pace: Pace) -> Peer:
-        """Keeps up a connection to a host in a role, in place of one that was there before.
+    def carry(self, role: int, make: Callable[[int], Carried], pace: Pace) -> Mapping[int, Peer]:
+        """Sets what goes over the connections of a role; before `listen`.
 
         Args:
             role: of `handshake.ROLES`.
-            number: the host.
-            carried: what goes over it.
+            make: makes this host's end of the protocol with another host.
             pace: the node's budget.
+
+        Returns:
+            the connection to each other host, once the role is open.
         """
+        self._carried[role] = make, pace
+        return self._peers.setdefault(role, {})
+
+    def open(self, role: int) -> None:
+        """Begins to connect to all other hosts in a role, unless that has begun."""
+        with self._lock:
+            if self._peers[role] or self._closed:
+                return
+            made = {number: self._new_peer(role, number) for number in range(self.hosts) if number != self.host}
+            self._peers[role].update(made)
+            for peer in made.values():
+                self._start(peer)
+
+    def renew(self, role: int, number: int) -> None:
+        """After `end`: another node may take the lost host's place, of which nothing is known."""
+        with self._lock:
+            if number in self._peers[role] and not self._closed:
+                peer = self._peers[role][number] = self._new_peer(role, number)
+                self._start(peer)
+
+    def end(self, role: int, number: int) -> None:
+        """Ends the connection to a lost host, whose node is refused from now on; what it carried is left alone then."""
+        if number in self._incarnations:
+            self._fenced.add(self._incarnations[number])
+        peer = self._peers[role].get(number)
+        if peer is not None and (dialling := peer.end()) is not None:
+            self._dialling.append(dialling)
+
+    def _new_peer(self, role: int, number: int) -> Peer:
+        make, pace = self._carried[role]
         dial = functools.partial(self._dial, role, number) if number < self.host else None
-        peer = self._peers[role, number] = Peer(number, carried, pace, dial, ROLES[role])
-        self._start(peer)
-        return peer
+        return Peer(number, make(number), pace, dial, ROLES[role])
 
-    def on_first(self, role: int, open_all: Callable[[], None]) -> None:
-        """Sets what opens a role that is not open yet, when another host connects in it."""
-        self._opens[role] = open_all
-
-    def end(self, peer: Peer) -> threading.Thread | None:
-        """Ends the connection to a lost host, whose node is refused from now on; see `Peer.end`."""
-        self._fenced.add(peer.incarnation)
-        return peer.end()
+    def _all(self) -> list[Peer]:
+        return [peer for peers in self._peers.values() for peer in peers.values()]
 
     def _start(self, peer: Peer) -> None:
         if peer.number in self._addresses if peer.number < self.host else self._listener is not None:
@@ -109,33 +142,39 @@ class Peers:
         if (theirs.host, theirs.hosts) != (number, self.hosts):
             channel.close()
             raise RefusedError(f"host {theirs.host} of {theirs.hosts} listens where host {number} should")
+        self._incarnations[number] = theirs.incarnation
         return channel, theirs
 
     def _let_in(self, channel: Channel, theirs: Hello) -> None:
         wanted = theirs.host > self.host and theirs.hosts == self.hosts
-        if not wanted or theirs.incarnation in self._fenced:
-            channel.close()
-            return
-        if (theirs.role, theirs.host) not in self._peers and theirs.role in self._opens:
-            self._opens[theirs.role]()
-        peer = self._peers.get((theirs.role, theirs.host))
-        if peer is None:
-            channel.close()
-        else:
-            peer.offer(channel, theirs)
+        if wanted and theirs.incarnation not in self._fenced and theirs.role in self._carried:
+            self.open(theirs.role)
+            peer = self._peers[theirs.role].get(theirs.host)
+            if peer is not None:  # else this end is closing
+                self._incarnations[theirs.host] = theirs.incarnation
+                peer.offer(channel, theirs)
+                return
+        channel.close()
+
+    def interrupt(self, number: int) -> None:
+        """Cuts the connections to a host, as a fault of the network would: for tests."""
+        for peer in self._all():
+            if peer.number == number:
+                peer.interrupt()
 
     def shut(self) -> None:
         """Takes no more connections. May be called again."""
+        with self._lock:
+            self._closed = True
         if self._listener is not None:
             self._listener.shut()
 
-    def close(self, peers: Iterable[Peer]) -> None:
-        """Ends the threads of peers, within a second."""
+    def close(self) -> None:
+        """After `shut`: ends all connections within a second, and waits for the threads of the port."""
         deadline = Deadline.after(1.0)
-        for peer in peers:
+        for peer in self._all():
             peer.close(deadline)
-
-    def join(self) -> None:
-        """After `shut`, and once all peers are closed: waits for the threads of the port."""
+        for thread in self._dialling:
+            thread.join()
         if self._listener is not None:
             self._listener.join()

@@ -74,7 +74,6 @@ class Pace:
         if not (isinstance(share, (int, float)) and 0 <= share <= 64):
             raise StartupError(f"share is a part of a core, 0 for no limit; got {share!r}")
         self.share = float(share)
-        self.spent_seconds = 0.0
         self._credit = _BURST_SECONDS
         self._at: float | None = None
         self._lock = threading.Lock()
@@ -90,7 +89,6 @@ class Pace:
     def spent(self, now: float, seconds: float) -> None:
         """Counts what was just used."""
         with self._lock:
-            self.spent_seconds += seconds
             if self.share:
                 self._refill(now)
                 self._credit = max(self._credit - seconds, -_DEEPEST_SECONDS)

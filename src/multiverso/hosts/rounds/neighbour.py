@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import math
 from collections import deque
 
-from multiverso.hosts.peer.frames import LONGEST_BODY, Carried, Header, Outgoing, ProtocolError, memory_for
+from multiverso.hosts.peer.frames import LONGEST_BODY, Carried, Header, Outgoing, ProtocolError, memory_for, unknown
 from multiverso.hosts.peer.resources import view
 from multiverso.hosts.rounds import frames, refills
 from multiverso.hosts.rounds.frames import (
@@ -32,11 +31,8 @@ class Neighbour(Carried):
         peer: the other host's number.
     """
 
-    kinds = KINDS
-
     def __init__(self, rounds: Rounds, peer: int) -> None:
         self._rounds, self._state, self._peer = rounds, rounds.state, peer
-        self.idle = not self._state.tables  # until there is a table
 
     def connect(self, incarnation: int) -> None:
         """A connection has begun; nothing came over it yet."""
@@ -78,10 +74,6 @@ class Neighbour(Carried):
             has = state.find(peer) is not None or state.asked_by(peer) is not None
         return 0.0 if has else None
 
-    def pause(self, now: float) -> float:
-        """Workers wait for each step."""
-        return 0.0 if self._state.tables else math.inf
-
     def next(self, now: float, most_new: int = LONGEST_BODY) -> Outgoing | None:
         """Returns the next frame. Its body is there already, so that none is too long."""
         state, peer = self._state, self._peer
@@ -112,6 +104,8 @@ class Neighbour(Carried):
         state, peer, header = self._state, self._peer, RoundHeader(*header)
         if header.kind in (frames.AT, frames.WANT, frames.ASK):
             return memory_for(header, REACHED_BYTES if header.kind == frames.AT else 0)
+        if header.kind not in KINDS:
+            raise unknown(header)
         with state.state_lock:
             table = state.tables.get(header.table)
             if table is None:

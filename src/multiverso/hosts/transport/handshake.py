@@ -29,9 +29,9 @@ from multiverso.hosts.transport.channel import Channel, Plain, RefusedError, rec
 from multiverso.hosts.transport.credentials import Credentials
 from multiverso.hosts.transport.tls import context_of, encrypt
 
-VERSION = 2  # of all that nodes say to each other; the handshake refuses any other
-DATA, CONTROL, MESSAGES = 1, 2, 3  # roles
-ROLES = {DATA: "data", CONTROL: "control", MESSAGES: "messages"}
+VERSION = 3  # of all that nodes say to each other; the handshake refuses any other
+VALUES, CONTROL, MESSAGES, ROUNDS = 1, 2, 3, 4
+ROLES = {VALUES: "values", CONTROL: "control", MESSAGES: "messages", ROUNDS: "rounds"}
 _MAGIC = b"MVHS"
 _NONCE = _PROOF = 32
 _HELLO = struct.Struct(f"!4sHHIIQQ16s{_NONCE}s")
@@ -54,14 +54,14 @@ class Hello:
         hosts: how many there are.
         incarnation: a random number that it has made when it began.
         generation: how many connections of this role it has made to the same peer, from 1; a newer one replaces it.
-        role: DATA, CONTROL or MESSAGES.
+        role: one of ROLES.
     """
 
     host: int
     hosts: int
     incarnation: int
     generation: int = 1
-    role: int = DATA
+    role: int = VALUES
 
     def pack(self, job: bytes, nonce: bytes) -> bytes:
         """Returns it as it travels."""

@@ -38,7 +38,7 @@ from multiverso.hosts.values.coding import make_push, take_back
 from multiverso.hosts.values.copies import Chunk, Copy
 from multiverso.hosts.values.frames import Opened
 from multiverso.hosts.values.receiving import Receiving
-from multiverso.hosts.values.state import Away, Held, Here, LinkState, LinkTable, Queues, Ticket, Traffic, UnderWay
+from multiverso.hosts.values.state import Away, Held, Here, LinkState, LinkTable, Queues, Ticket, UnderWay
 from multiverso.spec.table import DTYPES
 
 WINDOW = 8
@@ -55,8 +55,6 @@ class Link(Carried):
         settled: called by ``wake`` when a settle is over.
     """
 
-    kinds = frames.KINDS
-
     def __init__(
         self, me: int, peer: int, pace: Pace, window: int = WINDOW, settled: Callable[[], None] = lambda: None
     ) -> None:
@@ -67,11 +65,6 @@ class Link(Carried):
         self._state = LinkState(peer, Buffers(2 * window), Queues(window, pace))
         receiving = Receiving(self._state, settled)
         self.accept, self.arrived, self.wake = receiving.accept, receiving.arrived, receiving.wake  # type: ignore[method-assign]
-
-    @property
-    def traffic(self) -> Traffic:
-        """What it has done since it was made."""
-        return self._state.traffic
 
     # -- tables ----------------------------------------------------------------------------------------------
 
@@ -291,8 +284,6 @@ class Link(Carried):
                     state.queues.came_back(part)
                     continue
                 part.frame = frame
-                state.traffic.pushes += 1
-                state.traffic.empty += not frame.some
                 return Outgoing(frame.header, frame.body)
 
     def sent(self, outgoing: Outgoing) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from multiverso.errors import ClosedError
-from multiverso.hosts.peer.frames import NOTHING, Header, Outgoing, ProtocolError, memory_for
+from multiverso.hosts.peer.frames import NOTHING, Header, Outgoing, ProtocolError, memory_for, unknown
 from multiverso.hosts.peer.resources import owner, view
 from multiverso.hosts.values import codecs, frames
 from multiverso.hosts.values.coding import repeat_answer, take_answer, take_push
@@ -37,6 +37,8 @@ class Receiving:
         """
         state, kind, length = self._state, header.kind, header.length
         with state.lock:
+            if kind not in frames.KINDS:
+                raise unknown(header)
             if kind in _WORDS:
                 return memory_for(header, frames.OPENED_BYTES if kind == frames.OPEN else 0)
             table = state.tables.get(header.table)
@@ -116,7 +118,6 @@ class Receiving:
                 table.marked, table.announced = changes.for_peer(state.peer), False
         try:
             if number == part.applied:
-                state.traffic.repeated += 1
                 answer, buffer = repeat_answer(table, part, header, buffer)
             else:
                 try:
@@ -129,7 +130,6 @@ class Receiving:
                 state.answering -= 1
             return
         with state.lock:
-            state.traffic.answers += 1
             state.queues.answers.append(Outgoing(answer, view(buffer, answer.length), buffer))
 
     def _answered(self, header: Header, body: memoryview, now: float) -> None:

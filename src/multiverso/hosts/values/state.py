@@ -21,18 +21,6 @@ from multiverso.hosts.values.options import Every
 from multiverso.hosts.values.shared_values import SharedValues
 
 
-@dataclass
-class Traffic:
-    """What a link has done since it was made; the peer counts connections and bytes."""
-
-    pushes: int = 0
-    answers: int = 0
-    empty: int = 0
-    repeated: int = 0
-    news: int = 0
-    passes: int = 0
-
-
 @dataclass(eq=False)
 class UnderWay:
     """A push that is not answered yet."""
@@ -315,7 +303,6 @@ class LinkState:
     peer: int
     pool: Buffers
     queues: Queues
-    traffic: Traffic = field(default_factory=Traffic)
     tables: dict[int, LinkTable] = field(default_factory=dict)
     closed: set[int] = field(default_factory=set)
     tickets: list[Ticket] = field(default_factory=list)
@@ -336,7 +323,6 @@ class LinkState:
         changes = table.held.changes
         if table.here and not table.announced and table.held.home_changes.for_peer(self.peer) != table.marked:
             table.announced = True
-            self.traffic.news += 1
             self.queues.words.append(Outgoing(Header(frames.NEWS, table=table.number)))
         if table.passing or not table.away or now - table.began < table.held.every.seconds:
             return
@@ -354,5 +340,4 @@ class LinkState:
             return
         table.again = set()
         table.began = now
-        self.traffic.passes += 1
         self.queues.begin_pass(table, parts, rest=not whole)

@@ -164,8 +164,6 @@ class OtherHosts(Hosts):
         """See `Hosts.close`."""
         self._closing.set()
         begun = self.reductions is not None
-        if self._centre is not None:
-            self._messages.close()
         if self.reductions is not None:
             self._mover.close()
             self.reductions.close()
@@ -344,16 +342,13 @@ class OtherHosts(Hosts):
 
     def links(self) -> list[dict[str, Any]]:
         """Returns what went to and came from each other host with the tables' values, for `multiverso top`."""
-        counted = self.fabric.statistics()["peers"]
         return [
             {
                 "host": self.roster.names[peer],
                 "state": "lost" if peer in self._lost else "connected" if link["connected"] else "cut",
-                "connections": link["connections"],
-                "bytes_sent": link["bytes_sent"],
-                "bytes_received": link["bytes_received"],
+                **link,
             }
-            for peer, link in sorted(counted.items())
+            for peer, link in self.fabric.statistics().items()
         ]
 
 
