@@ -44,7 +44,6 @@ from multiverso.layout import words as at
 from multiverso.runtime import Node, Session
 from multiverso.runtime.collective.reducer import Reducer
 from multiverso.runtime.node import numbers
-from multiverso.runtime.several_hosts import moving
 from multiverso.runtime.several_hosts.exchanged_tables import ExchangedTables
 from multiverso.runtime.several_hosts.moving import Mover
 from multiverso.runtime.several_hosts.other_hosts import OtherHosts
@@ -333,42 +332,13 @@ def test_who_comes_again_is_told_where_the_only_one_that_could_make_the_values_w
 def test_rounds_go_on_though_the_thread_that_moves_waits_for_values_that_they_bring() -> None:
     """Who asked for a table may have died, so that the others are through a barrier before it has the values."""
     released: list[int] = []
-    control = cast(Any, SimpleNamespace(continues=True))
-    mover = Mover(lambda order: None, control, threading.Event())  # not begun: what is left to it waits
+    control = cast(Any, SimpleNamespace())
+    mover = Mover(lambda order: None, threading.Event())  # not begun: what is left to it waits
     fabric: Any = SimpleNamespace(rounds=SimpleNamespace(release=released.append))
     roster = Roster(0, ("a", "b"), (1, 1), ("127.0.0.1", 1))
     tables = ExchangedTables(roster, fabric, mover, control, dict, lambda report: None, lambda message: None)
     tables.release(7)
     assert released == [7]
-
-
-def test_a_failed_change_of_homes_ends_the_wait_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It left the mark that homes are about to change, and whoever moved values waited for that without end."""
-    monkeypatch.setattr(moving, "_JOIN_SECONDS", 0.01)
-    closing = threading.Event()
-    mover = Mover(lambda order: None, cast(Any, SimpleNamespace(continues=True)), closing)
-    mover.begin()
-    with pytest.raises(OSError, match="no memory"), mover.regrouping():
-        raise OSError("no memory for new homes")
-    ended = threading.Event()
-
-    def move() -> None:
-        with pytest.raises(MultiversoError):
-            mover.again(fail)
-        ended.set()
-
-    def fail() -> None:
-        raise MultiversoError("host 1 is lost")
-
-    thread = threading.Thread(target=move, daemon=True)
-    thread.start()
-    try:
-        assert ended.wait(30)
-    finally:
-        closing.set()
-        mover.close()
-        mover.join()
-        thread.join()
 
 
 def test_a_host_that_came_again_counts_barriers_from_where_its_workers_had_saved(tmp_path: Path) -> None:

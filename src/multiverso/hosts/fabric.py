@@ -31,6 +31,7 @@ from multiverso.shards.shard import Shard
 
 _SOON_SECONDS, _LATER_SECONDS = 0.002, 0.05
 _AT_ONCE_SECONDS = 0.0002  # so long a thread that waits for another host receives frames itself
+_REFUSED_SECONDS = 10.0
 _PASSING_SECONDS = 0.01  # all tables are in the middle of a pass: who ends it begins the next
 
 
@@ -201,13 +202,15 @@ class Fabric:
     def settle(self, deadline: Deadline, tables: Iterable[int] | None = None) -> None:
         """Waits until all that this host's workers have added so far is at the chunks' homes.
 
+        Where a host is lost meanwhile, and the others continue, at the new ones.
+
         Args:
             deadline: for all of it.
             tables: numbers of tables; all by default.
 
         Raises:
             WaitTimeoutError: it was not in time; says which hosts have not answered.
-            MultiversoError: a peer was lost.
+            MultiversoError: a peer was lost, or refuses this host.
         """
         self._settle(deadline, tables, take=False)
 
@@ -222,7 +225,19 @@ class Fabric:
             in_rounds &= wanted
         for number in () if take else in_rounds:
             self.rounds.begin(number)
+        while not self._await_settled(deadline, wanted, in_rounds, take):
+            pass  # there are new homes
+        if take:  # the values that all begin with are there
+            with self._lock:
+                for table_id in self.tables.ruled:
+                    for link in self.links.values() if wanted is None or table_id in wanted else ():
+                        link.begin_ruling(table_id)
+
+    def _await_settled(self, deadline: Deadline, wanted: set[int] | None, in_rounds: set[int], take: bool) -> bool:
+        """Returns whether it is done; False where hosts were lost meanwhile, so that others have to be asked."""
+        refused = Deadline.after(_REFUSED_SECONDS)
         with self._lock:
+            losses = len(self.tables.survivors)
             ends = {peer: end for peer, end in self.ends.items() if not self._went(peer)}
             tickets = {peer: self.links[peer].settle(take, wanted) for peer in ends}
         for end in ends.values():
@@ -233,20 +248,16 @@ class Fabric:
                 left = {peer: ticket for peer, ticket in tickets.items() if not ticket.done}
                 late = take and not all(map(self.rounds.is_whole, in_rounds))
                 if not (left or late):
-                    break
+                    return True
+                if len(self.tables.survivors) != losses:
+                    return False
                 awaited = left or [peer for peer in range(self.hosts) if peer != self.host and not self._went(peer)]
-                self._check(awaited, ends)
+                self._check(awaited, refused)
                 if deadline.passed:
                     what = "take the values of" if take else "give its changes to"
                     peers = ", ".join(map(str, sorted(awaited)))
                     raise WaitTimeoutError(f"host {self.host} could not {what} host(s) {peers} within {deadline}")
                 self._settled.wait(deadline.slice_left())
-
-        if take:  # the values that all begin with are there
-            with self._lock:
-                for table_id in self.tables.ruled:
-                    for link in self.links.values() if wanted is None or table_id in wanted else ():
-                        link.begin_ruling(table_id)
 
     def _receive_for(self, tickets: Mapping[int, Ticket], ends: Mapping[int, Peer | Loop]) -> None:
         """Receives what is waited for in this thread, if it comes at once: no thread has to be woken then."""
@@ -260,20 +271,20 @@ class Fabric:
         survivors = self.tables.survivors
         return peer in self._lost and bool(survivors) and peer not in survivors[-1]
 
-    def _check(self, left: Iterable[int], asked: Mapping[int, Peer | Loop]) -> None:
+    def _check(self, left: Iterable[int], refused: Deadline) -> None:
         """Raises where what was asked for cannot come any more.
 
         Args:
             left: the hosts that have not answered.
-            asked: what was asked; where a lost host has returned meanwhile, another one is there, and no answer comes.
+            refused: until when a refusal may be that of another node, at the place of a host that is lost.
         """
         if self._closing.is_set():
             raise MultiversoError(f"the fabric of host {self.host} is closed")
         for peer in left:
-            if peer in self._lost or (peer in asked and self.ends[peer] is not asked[peer]):
+            if peer in self._lost and not self._went(peer):
                 raise MultiversoError(f"host {peer} is lost")
             for end in self._ends_of(peer):
-                if end.failed is not None:
+                if end.failed is not None and refused.passed:
                     raise MultiversoError(f"host {self.host} has no connection to host {peer}: {end.failed}")
 
     def _ends_of(self, peer: int) -> list[Peer]:
@@ -305,11 +316,11 @@ class Fabric:
         if self.host not in hosts or not set(hosts) <= set(range(self.hosts)):
             raise MultiversoError(f"host {self.host} cannot continue as one of the hosts {hosts}")
         gone = [(role, peer) for role in (VALUES, ROUNDS) for peer in range(self.hosts) if peer not in hosts]
-        self._lost |= {peer for _, peer in gone}
         for way in gone:
             self.peers.end(*way)
         with self._lock:
             self.tables.rehome(hosts, [link for peer, link in self.links.items() if peer not in hosts], self.links)
+            self._lost |= {peer for _, peer in gone}
         for way in gone:  # it may return: nothing is known of it then
             self.peers.renew(*way)
         self.rounds.regroup(hosts)

@@ -102,7 +102,7 @@ class ExchangedTables:
         if shard.consistency.has_clocks and self._clocks is None:
             # others report theirs as soon as this host is attached
             self._clocks = Clocks(
-                self._control.address, self._roster.local, self.shards, self.fabric, self.mover, self._tell
+                self._control.address, self._roster.local, self.shards, self.fabric, self._tell, self.mover.broken
             )
         how = self.exchange.of_table(shard.spec.wire, shard.spec.every)
         rule = how.rule_of(np.dtype(shard.spec.dtype))

@@ -20,7 +20,7 @@ from multiverso.kernels.between_hosts import node as chained_node
 from multiverso.layout import words as at
 from multiverso.memory.words import load32
 from multiverso.runtime.several_hosts.mirror import read_progress, write_progress
-from multiverso.runtime.several_hosts.moving import Mover, move_deadline
+from multiverso.runtime.several_hosts.moving import move_deadline
 from multiverso.shards.shard import Shard
 
 _LONGEST_SECONDS = 0.5
@@ -80,8 +80,8 @@ class Clocks:
         local: the workers of this host.
         shards: returns the tables by number.
         fabric: moves their values.
-        mover: has it do so again where a host was lost.
         tell: reports to the coordinator.
+        gone_wrong: called with an error that ends it.
     """
 
     def __init__(
@@ -90,16 +90,16 @@ class Clocks:
         local: Iterable[int],
         shards: Callable[[], Mapping[int, Shard]],
         fabric: Fabric,
-        mover: Mover,
         tell: Callable[[Report], None],
+        gone_wrong: Callable[[Exception], None],
     ) -> None:
         self._local, self._shards = list(local), shards
-        self._fabric, self._mover, self._tell = fabric, mover, tell
+        self._fabric, self._tell = fabric, tell
         self._tables: set[int] = set()
         self._reported: Reached = {}
         self._received: Reached = {}
         self._lock = threading.Lock()
-        self._follower = Follower(control, "clocks", self._look, mover.broken)
+        self._follower = Follower(control, "clocks", self._look, gone_wrong)
         self.close, self.join = self._follower.close, self._follower.join
 
     def follow(self, number: int) -> None:
@@ -133,7 +133,7 @@ class Clocks:
                 del self._received[number]
         if not heard:
             return False
-        self._mover.again(lambda: self._fabric.take(move_deadline(), heard))
+        self._fabric.take(move_deadline(), heard)
         shards = self._shards()
         with self._lock:  # one that is forgotten after this may be freed, and its memory another's
             for number, lines in heard.items():
@@ -151,7 +151,7 @@ class Clocks:
         changed = {number: lines for number, lines in found.items() if lines != self._reported.get(number)}
         if not changed:
             return False
-        self._mover.again(lambda: self._fabric.settle(move_deadline(), changed))
+        self._fabric.settle(move_deadline(), changed)
         self._tell(ClocksReport(changed))
         with self._lock:
             self._reported.update({number: lines for number, lines in changed.items() if number in self._tables})

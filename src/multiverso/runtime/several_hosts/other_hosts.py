@@ -143,7 +143,7 @@ class OtherHosts(Hosts):
         self.control = control
         self._shards: Callable[[], Mapping[int, Shard]] = lambda: catalogue.shards
         self.reporter = Reporter(roster, control, self._shards, tell, self._closing)
-        self._mover = mover = Mover(self._post, control, self._closing)
+        self._mover = mover = Mover(self._post, self._closing)
         self.tables = ExchangedTables(roster, fabric, mover, control, self._shards, self.report, tell)
         self.barriers = HostBarriers(roster, control, self.tables, comes_again)
         self.reductions = Reductions(roster, control, self._messages, catalogue.whole_memory)
@@ -304,8 +304,7 @@ class OtherHosts(Hosts):
         if any(self.control.worker(i).is_live for i in self.roster.workers_of(host)):
             log(f"{self.roster.names[host]} is lost: {why}")
         if self.control.continues:
-            with self._mover.regrouping():
-                self.fabric.regroup([h for h in range(self.roster.hosts) if h not in self._lost])
+            self.fabric.regroup([h for h in range(self.roster.hosts) if h not in self._lost])
         else:
             self.fabric.lost(host)
 
