@@ -122,6 +122,7 @@ def some_report(chance: random.Random) -> Message:
         "note": "x",
         "question": chance.choice(({}, {"about": "count", "name": "a", "amount": number})),
         "saying": chance.choice(({}, {"about": "batches", "deal": 1, "finished": number})),
+        "notes": {number: {"program": "x", "cpu_seconds": 1.5, "resident_bytes": number, "logged": None}},
         "tables": {number: {number: {} if kind is Statistics else [number]}},
     }
     names = [part.name for part in msgspec.structs.fields(kind)]

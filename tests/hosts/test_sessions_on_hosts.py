@@ -15,7 +15,7 @@ from rehearsing import rehearsal
 from rich.console import Console
 
 import multiverso as mv
-from multiverso.cli.top import render
+from multiverso.cli.top import Job, render
 from multiverso.deadline import Deadline
 from multiverso.errors import NotInThisJobError, StartupError, WaitTimeoutError
 from multiverso.hosts.control.coordinator import Coordinator
@@ -29,6 +29,7 @@ from multiverso.runtime.collective.agreement import all_gather
 from multiverso.runtime.several_hosts.following import Clocks
 from multiverso.runtime.several_hosts.other_hosts import OtherHosts
 from multiverso.tables import ArrayTableHandler
+from multiverso.tables.log import log_of
 
 
 def test_another_wire_on_another_host_is_refused() -> None:
@@ -149,20 +150,27 @@ def test_every_node_knows_what_the_workers_of_all_hosts_have_done() -> None:
             table = ArrayTableHandler(4, session=session, name="weights")
             for _ in range(session.worker_id + 3):
                 table.add(np.ones(4))
+            log_of(session).write({"loss": 0.25}, session.worker_id)
             for node in job.nodes:
                 wait_for(lambda node=node: _adds(node.status()) == {0: 3, 1: 4})
+                wait_for(lambda node=node: _steps(node.status()) == [0, 1])
+                assert min(worker["resident_bytes"] for worker in node.status()["workers"]) > 1_000_000
             session.barrier()
             for node, other in zip(job.nodes, ("host-1", "host-0"), strict=True):
                 (link,) = node.status()["links"]
                 assert (link["host"], link["state"]) == (other, "connected")
                 assert min(link["bytes_sent"], link["bytes_received"]) > 16
-                shown = Console(width=160, file=io.StringIO())
-                shown.print(render([node.status()], {}))
+                shown = Console(width=200, file=io.StringIO())
+                shown.print(render([Job().see(node.status())]))
                 assert isinstance(shown.file, io.StringIO)
                 assert re.search(rf"{other} +connected .* 0 times", shown.file.getvalue())
             session.barrier()
 
         job.run(work)
+
+
+def _steps(status: dict[str, Any]) -> list[Any]:
+    return [(worker["logged"] or {}).get("step") for worker in status["workers"]]
 
 
 def _adds(status: dict[str, Any]) -> dict[int, int]:

@@ -17,7 +17,8 @@ from rich.console import Console
 import multiverso as mv
 from multiverso.cli.doctor import Finding, examine
 from multiverso.cli.show import show_findings
-from multiverso.cli.top import Rates, chosen, render_workers
+from multiverso.cli.top import Job, render
+from multiverso.watching.jobs import chosen
 from multiverso.wire.messages import node_addresses
 
 ESSENTIAL = ("platform", "/proc", "shared memory", "abstract sockets", "robust lock", "lock deadline", "futex")
@@ -169,6 +170,8 @@ def test_top_shows_who_waits_for_whom(tmp_path: Path) -> None:
         assert sum(line["adds"] for line in table["workers"].values()) == 10
         assert {worker["program"] for worker in ours["workers"]} == {"waiting.py"}
         assert ours["workers"][1]["logged"] == {"step": 7, "values": {"loss": 0.25}}
+        assert min(worker["resident_bytes"] for worker in ours["workers"]) > 1_000_000
+        assert min(worker["cpu_seconds"] for worker in ours["workers"]) > 0
         shown = ""
         while ours["address"] not in shown:
             assert job.poll() is None
@@ -203,16 +206,6 @@ def test_top_without_a_job_and_with_nonsense() -> None:
     assert "--interval 0" in done.stderr
 
 
-def test_rates_are_differences_over_time() -> None:
-    def job(seconds: float, adds: int, size: int) -> dict[str, object]:
-        line = {"adds": adds, "gets": 0, "exchanges": 1, "bytes": size}
-        return {"up_seconds": seconds, "tables": [{"id": 1, "workers": {"0": line}}]}
-
-    first = Rates().seen(job(10.0, 100, 4000))
-    assert first.per_second == {}
-    assert first.seen(job(12.0, 300, 8000)).per_second == {1: (100.0, 2000.0)}
-
-
 def test_of_each_worker_is_shown_how_quick_how_stale_and_how_far_behind() -> None:
     def job(seconds: float, adds: int) -> dict[str, Any]:
         lines = {
@@ -226,25 +219,54 @@ def test_of_each_worker_is_shown_how_quick_how_stale_and_how_far_behind() -> Non
             }
             for i in range(2)
         }
-        table = {"id": 1, "name": "w", "shape": [3], "dtype": "float32", "updater": "add", "workers": lines}
-        common = {"pid": 0, "program": "train.py", "state": "alive", "waiting_for": None, "waited_seconds": 0.0}
-        workers = [{"id": i, "logged": None, **common} for i in range(2)]
+        table = {"id": 1, "name": "w", "kind": "array", "shape": [3], "dtype": "float32", "updater": "add", "rounds": 0}
+        common = {
+            "pid": 7,
+            "host": None,
+            "program": "train.py",
+            "state": "alive",
+            "incarnation": 0,
+            "checkpoint": 0,
+            "waiting_for": None,
+            "waiting_seconds": 0.0,
+            "needs": [],
+            "waited_seconds": 0.0,
+            "cpu_seconds": seconds / 2,
+            "resident_bytes": 5_000_000,
+            "logged": None,
+        }
         return {
             "address": "multiverso-1-a",
+            "host": None,
             "workers_num": 2,
             "up_seconds": seconds,
-            "workers": workers,
-            "tables": [table],
+            "memory_bytes": 4096,
+            "workers": [{"id": i, **common} for i in range(2)],
+            "tables": [{**table, "workers": lines}],
+            "links": [],
         }
 
-    rates = Rates().seen(job(10.0, 100)).seen(job(12.0, 300))
-    console = Console(width=160, file=io.StringIO())
-    console.print(render_workers(job(12.0, 300), rates))
-    assert isinstance(console.file, io.StringIO)
-    rows = [line.split() for line in console.file.getvalue().splitlines()]
-    assert rows[1][3:6] == ["100", "0.0", "300"]
-    assert rows[2][3:6] == ["200", "2.5", "0"]
-    assert [job["address"] for job in chosen([job(1.0, 1)], "train.py")] == ["multiverso-1-a"]
+    def lines_of(seen: Job, sort: str = "worker") -> list[list[str]]:
+        console = Console(width=200, file=io.StringIO())
+        console.print(render([seen], sort))
+        assert isinstance(console.file, io.StringIO)
+        return [line.split() for line in console.file.getvalue().splitlines()]
+
+    seen = Job().see(job(10.0, 100))
+    first = lines_of(seen)
+    assert first[3][5:8] == ["MB", "10", "0.0"], "since its beginning, and no past yet"
+    seen.see(job(12.0, 300))
+    title, slow, columns, *rows = lines_of(seen)
+    assert title[:3] == ["train.py", "workers:", "2,"]
+    assert " ".join(slow).startswith("worker 0 is the slowest: it does 50% of what the others do")
+    assert columns[:4] == ["worker", "pid", "state", "cpu"]
+    assert (rows[0][3], rows[0][6], *rows[0][8:10]) == ("50%", "100", "0.0", "300")
+    assert (rows[1][3], rows[1][6], *rows[1][8:10]) == ("50%", "200", "2.5", "0")
+    assert (rows[0][7], rows[1][7]) == ("▄", "█")
+    assert [row[0] for row in lines_of(seen, "slow")[3:5]] == ["0", "1"]
+    seen.see(job(14.0, 200))  # another process in their places counts from 0
+    assert lines_of(seen)[3][6] == "25"
+    assert [found["address"] for found in chosen([job(1.0, 1)], "train.py")] == ["multiverso-1-a"]
     assert chosen([job(1.0, 1)], "other.py") == []
 
 

@@ -156,7 +156,7 @@ def run_command(
     from multiverso.launch.local import launch
     from multiverso.launch.options import RunOptions
 
-    summary: Callable[[dict[str, Any]], str] | None = None
+    summary: Callable[[Any], str] | None = None
     if show_summary:
         from multiverso.cli import top as showing
 
@@ -215,15 +215,22 @@ def doctor(as_json: bool, hosts: str | None, ssh: str, port: int, probe: bool) -
 @click.option("--json", "as_json", is_flag=True, help="Write the jobs once as a JSON list.")
 @click.option("--interval", type=float, default=1.0, help="Seconds from one look to the next.")
 @click.option("--job", help="Only this one: its script's name, a worker's pid, or its address.")
-def top(once: bool, as_json: bool, interval: float, job: str | None) -> None:
+@click.option(
+    "--sort",
+    type=click.Choice(["worker", "slow"]),
+    default="worker",
+    help="Which worker comes first: the lowest, or the one that the others wait for.",
+)
+def top(once: bool, as_json: bool, interval: float, job: str | None, sort: str) -> None:
     """Show the running jobs of this user, live: workers, what they wait for, tables. Ctrl-C ends it.
 
-    Of each worker: operations a second, how many pushes of others come between its reads (stale), how many operations
-    it is behind the one that has done most (lag), and what it says by mv.log.
+    Of each worker: operations a second, now and over the last looks, how many pushes of others come between its reads
+    (stale), how many operations it is behind the one that has done most (lag), how long it has waited, how long others
+    have waited for it (cost), and what it says by mv.log.
     """
     from multiverso.cli.top import show_jobs
 
-    show = partial(show_jobs, once=once, as_json=as_json, interval_seconds=interval, job=job)
+    show = partial(show_jobs, once=once, as_json=as_json, interval_seconds=interval, job=job, sort=sort)
     raise click.exceptions.Exit(_or_complain(show))
 
 

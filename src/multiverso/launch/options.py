@@ -7,12 +7,12 @@ import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from multiverso.errors import StartupError
 from multiverso.launch.job import OnFailure
 from multiverso.launch.ssh import DEFAULT_SSH
 from multiverso.layout.words import MAX_WORKERS
+from multiverso.watching.snapshot import Snapshot
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class RunOptions:
         json: write JSON objects to standard output, nothing else.
         timeout_seconds: end the job after this time.
         grace_seconds: how long workers that are asked to end may take until they are killed.
-        summary: makes text of the job's last status, to be shown at its end; None for none.
+        summary: makes text of the job's last snapshot, to be shown at its end; None for none.
         hosts: how many hosts to rehearse on this machine, or the hosts' names; None for one host, this one.
         port: where the first of several hosts listens for the others.
         ssh: the command that reaches a host.
@@ -54,7 +54,7 @@ class RunOptions:
     json: bool = False
     timeout_seconds: float | None = None
     grace_seconds: float = 1.0
-    summary: Callable[[dict[str, Any]], str] | None = None
+    summary: Callable[[Snapshot], str] | None = None
     hosts: str | None = None
     port: int = 29600
     ssh: str = DEFAULT_SSH

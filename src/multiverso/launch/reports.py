@@ -11,6 +11,7 @@ from multiverso.launch.output import Output
 from multiverso.launch.restarting import Replacements, Starts
 from multiverso.launch.results import JobResult, WorkerExit
 from multiverso.launch.sinks import Sink, json_sink, prefix_sink, unbuffered, wants_colour, write_event
+from multiverso.watching.snapshot import Observer, Snapshot
 
 
 class TextReport(Watcher):
@@ -43,9 +44,9 @@ class TextReport(Watcher):
         else:
             write()
 
-    def summarise(self, status: dict[str, Any], text_of: Callable[[dict[str, Any]], str]) -> None:
+    def summarise(self, status: dict[str, Any], text_of: Callable[[Snapshot], str]) -> None:
         """Shows the job's last status."""
-        self.sink.say(text_of(status))
+        self.sink.say(text_of(Observer().see(status)))
 
     def ended(self, end: WorkerExit) -> None:
         """A worker's process has ended, and none comes in its place."""
@@ -103,7 +104,7 @@ class JsonReport(Watcher):
         """A worker's process has begun."""
         self._write("start", worker=worker_id, pid=pid)
 
-    def summarise(self, status: dict[str, Any], text_of: Callable[[dict[str, Any]], str]) -> None:
+    def summarise(self, status: dict[str, Any], text_of: Callable[[Snapshot], str]) -> None:
         """Shows the job's last status."""
         self._write("status", status=status)
 

@@ -125,6 +125,7 @@ at: Any = namedtuple("At", _named)(**_named)  # numbers that a compiled kernel t
 assert all(UNDO.offsets[name.upper()] == offset for name, offset in layout.UNDO.offsets.items())
 assert all(getattr(at, name) - at.TAKEN_OVER == getattr(layout, name) for name in ("PUT_BACK", "WAITS", "WAITED"))
 
+KEYED_MEMORY = "multiverso-keyed-"  # how the names of their memory begin
 MAGIC = 0x6D766B6579656432
 LINES = HEADER.size
 LINE_BYTES = LINE.size

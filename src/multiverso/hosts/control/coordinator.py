@@ -240,10 +240,12 @@ class Coordinator:
             number: {worker: line for worker, line in lines.items() if worker in own}
             for number, lines in report.tables.items()
         }
-        if not isinstance(report, Statistics):
-            kept = self._tables.clocks if isinstance(report, Clocks) else self._tables.progress
-            for number, lines in tables.items():
-                kept.setdefault(number, {}).update(lines)
+        if isinstance(report, Statistics):
+            notes = {worker: note for worker, note in report.notes.items() if worker in own}
+            return self._hosts.to_all(Statistics(tables, notes), but=host)
+        kept = self._tables.clocks if isinstance(report, Clocks) else self._tables.progress
+        for number, lines in tables.items():
+            kept.setdefault(number, {}).update(lines)
         return self._hosts.to_all(type(report)(tables), but=host)
 
     def _gone(self, host: int, report: Gone) -> list[ToHost]:

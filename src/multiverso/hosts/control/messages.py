@@ -83,10 +83,20 @@ class Workers(_Message):
     now: int | None = None
 
 
+class Note(Struct, forbid_unknown_fields=True):
+    """What a host knows of a worker's process; ``logged`` is the step and the values that it has given to `mv.log`."""
+
+    program: str
+    cpu_seconds: float
+    resident_bytes: int
+    logged: dict[str, Any] | None
+
+
 class Statistics(_Message):
-    """What workers have done with each table, by its number and theirs."""
+    """What workers have done with each table, by its number and theirs, and their processes, by their number."""
 
     tables: dict[int, dict[int, dict[str, float]]]
+    notes: dict[int, Note] = {}
 
 
 class Progress(_Message):

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from multiverso.layout import words as at
+from multiverso.layout.keyed import KEYED_MEMORY
 from multiverso.memory.heap import Heap
 from multiverso.memory.segment import Segment
 from multiverso.runtime.job.control import Control
 from multiverso.runtime.job.wait_graph import WaitGraph, read_wait_graph
 from multiverso.runtime.node.connection import Connection
+from multiverso.shards.keyed import HEAD_BYTES, keyed_status
 from multiverso.shards.shard import Shard, initialise
 from multiverso.spec.modes import MODES
 from multiverso.spec.states import states_of
@@ -101,6 +104,19 @@ class Catalogue:
         """Returns the head of plain memory, or None where none was asked for."""
         piece = self.find(("memory", name))
         return None if piece is None else piece.head.array(0, piece.head.size, np.uint8)
+
+    def keyed_tables(self, worker_ids: Collection[int]) -> list[dict[str, Any]]:
+        """Returns of keyed tables what their heads say of them and of these workers (`keyed_status`)."""
+        found = []
+        for (_, called), piece in [(piece.key, piece) for piece in list(self._pieces.values())]:
+            if not str(called).startswith(KEYED_MEMORY) or piece.head.size < HEAD_BYTES:
+                continue
+            by, _, name = str(called).removeprefix(KEYED_MEMORY).partition(":")
+            status = keyed_status(piece.head.address, worker_ids)
+            if status is not None:
+                facts = {"id": piece.number, "name": name if by == "name" else None, "updater": "", "rounds": 0}
+                found.append(facts | status)
+        return found
 
     def whole_memory(self, name: str) -> Segment | None:
         """Returns all of plain memory, for the node's own use of it, or None where none was asked for."""

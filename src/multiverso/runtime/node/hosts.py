@@ -116,6 +116,10 @@ class Hosts:
         """Returns what workers of other hosts have done with each table, by its number and theirs."""
         return {}
 
+    def remote_notes(self) -> dict[int, dict[str, Any]]:
+        """Returns what other hosts know of their workers' processes (`job.processes.note_of`), by their number."""
+        return {}
+
     def links(self) -> list[dict[str, Any]]:
         """Returns what went to and came from each other host with the tables' values, for `multiverso top`."""
         return []

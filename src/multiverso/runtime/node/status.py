@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import time
-from pathlib import Path
 from typing import Any
 
 from multiverso.layout import words as at
-from multiverso.runtime.job.logged import MEMORY, read
+from multiverso.runtime.job.logged import MEMORY
+from multiverso.runtime.job.processes import note_of
 from multiverso.runtime.node.hosts import Hosts
 from multiverso.runtime.node.membership import Membership
 
 _LIVENESS = {at.ALIVE: "alive", at.LOST: "lost", at.GONE: "left"}
+
+
+_UNKNOWN = {"program": "", "cpu_seconds": 0.0, "resident_bytes": 0, "logged": None}
 
 
 def status_of(address: str, began: float, members: Membership, hosts: Hosts) -> dict[str, Any]:
@@ -24,7 +27,7 @@ def status_of(address: str, began: float, members: Membership, hosts: Hosts) -> 
         hosts: those of the job.
     """
     control, catalogue = members.control, members.catalogue
-    remote = hosts.remote_statistics()
+    remote, notes = hosts.remote_statistics(), hosts.remote_notes()
     graph = catalogue.wait_graph()
     now = time.monotonic_ns()
     logged = catalogue.memory(MEMORY)
@@ -36,13 +39,14 @@ def status_of(address: str, began: float, members: Membership, hosts: Hosts) -> 
                 "id": worker.worker_id,
                 "pid": worker.pid,
                 "host": worker.host or None,
-                "program": _program(worker.pid) if worker.host == control.here else "",
                 "state": "left" if worker.participation == at.LEFT else _LIVENESS.get(worker.liveness, "free"),
                 "waiting_for": graph.name_of(wait) if wait else None,
                 "waiting_seconds": (now - wait.since_ns) / 1e9 if wait else 0.0,
                 "needs": graph.missing(wait) if wait else [],
                 "waited_seconds": control.waited_seconds(worker.worker_id),
-                "logged": None if logged is None else read(logged, worker.worker_id),
+                "incarnation": worker.incarnation,
+                "checkpoint": control.checkpoint(worker.worker_id),
+                **(note_of(worker, logged) if worker.host == control.here else notes.get(worker.worker_id, _UNKNOWN)),
             }
         )
     tables = [
@@ -59,6 +63,7 @@ def status_of(address: str, began: float, members: Membership, hosts: Hosts) -> 
         }
         for table_id, shard in catalogue.shards.items()
     ]
+    tables += catalogue.keyed_tables(sorted(graph.workers))
     return {
         "address": address,
         "host": control.here or None,
@@ -69,25 +74,3 @@ def status_of(address: str, began: float, members: Membership, hosts: Hosts) -> 
         "tables": tables,
         "links": hosts.links(),
     }
-
-
-def _program(pid: int) -> str:
-    """The script that a process runs, as a person would name it; empty when the process is gone."""
-    try:
-        arguments = Path(f"/proc/{pid}/cmdline").read_bytes().decode("utf-8", "replace").split("\0")[:-1]
-    except OSError:
-        return ""
-    if not arguments:
-        return ""
-    program, *rest = arguments
-    if "python" not in Path(program).name:
-        return Path(program).name
-    while rest and rest[0].startswith("-") and rest[0] not in ("-m", "-c"):
-        rest = rest[2:] if rest[0] in ("-W", "-X") else rest[1:]
-    if not rest:
-        return Path(program).name
-    if rest[0] == "-c":
-        return "python -c"
-    if rest[0] == "-m" and len(rest) > 1:
-        return rest[1]
-    return "a function" if rest[0].endswith("/multiverso/launch/_call.py") else Path(rest[0]).name

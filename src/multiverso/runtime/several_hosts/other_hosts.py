@@ -12,6 +12,8 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, assert_never
 
+import msgspec
+
 from multiverso.errors import StartupError
 from multiverso.hosts.control.connections import Centre, Outpost, credentials_of
 from multiverso.hosts.control.messages import (
@@ -31,6 +33,7 @@ from multiverso.hosts.control.messages import (
     Joined,
     Lost,
     Make,
+    Note,
     Options,
     Order,
     Over,
@@ -54,6 +57,7 @@ from multiverso.hosts.values.options import ExchangeOptions
 from multiverso.layout import words as at
 from multiverso.node_log import log
 from multiverso.runtime.job.control import Control
+from multiverso.runtime.job.logged import MEMORY
 from multiverso.runtime.job.options import check_exchange
 from multiverso.runtime.node.catalogue import Catalogue
 from multiverso.runtime.node.connection import Connection
@@ -102,6 +106,7 @@ class OtherHosts(Hosts):
         self.fabric, self._listener = fabric, listener
         self._closing = threading.Event()
         self._lost: set[int] = set()
+        self._notes: dict[int, Note] = {}
         self._questions = Questions(self.report)
         self._centre: Centre | Outpost | None = None
 
@@ -142,7 +147,7 @@ class OtherHosts(Hosts):
         control.span_hosts()
         self.control = control
         self._shards: Callable[[], Mapping[int, Shard]] = lambda: catalogue.shards
-        self.reporter = Reporter(roster, control, self._shards, tell, self._closing)
+        self.reporter = Reporter(roster, control, self._shards, lambda: catalogue.memory(MEMORY), tell, self._closing)
         self._mover = mover = Mover(self._post, self._closing)
         self.tables = ExchangedTables(roster, fabric, mover, control, self._shards, self.report, tell)
         self.barriers = HostBarriers(roster, control, self.tables, comes_again)
@@ -290,6 +295,7 @@ class OtherHosts(Hosts):
                 self.barriers.gathered(order)
             case Statistics():
                 self.tables.note_statistics(order.tables)
+                self._notes |= order.notes
             case Progress():
                 self.tables.show_progress(order.tables)
             case Clocks():
@@ -338,6 +344,10 @@ class OtherHosts(Hosts):
     def remote_statistics(self) -> dict[int, dict[int, dict[str, float]]]:
         """See `Hosts.remote_statistics`."""
         return dict(self.tables.remote_statistics)
+
+    def remote_notes(self) -> dict[int, dict[str, Any]]:
+        """See `Hosts.remote_notes`."""
+        return {worker_id: msgspec.to_builtins(note) for worker_id, note in list(self._notes.items())}
 
     def links(self) -> list[dict[str, Any]]:
         """Returns what went to and came from each other host with the tables' values, for `multiverso top`."""

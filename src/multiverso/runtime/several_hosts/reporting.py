@@ -6,10 +6,14 @@ import itertools
 import threading
 import time
 from collections.abc import Callable, Mapping
+from typing import Any
 
-from multiverso.hosts.control.messages import Line, Progress, Report, Statistics, Workers
+import msgspec
+
+from multiverso.hosts.control.messages import Line, Note, Progress, Report, Statistics, Workers
 from multiverso.hosts.roster import Roster
 from multiverso.runtime.job.control import Control
+from multiverso.runtime.job.processes import note_of
 from multiverso.runtime.several_hosts.mirror import read_lines, read_progress
 from multiverso.shards.shard import Shard
 
@@ -25,6 +29,7 @@ class Reporter:
         roster: the job's hosts.
         control: the control segment.
         shards: returns the tables by number.
+        logged: returns the memory of `mv.log`, or None.
         report: brings a report to the coordinator.
         closing: set once everything ends.
     """
@@ -34,12 +39,14 @@ class Reporter:
         roster: Roster,
         control: Control,
         shards: Callable[[], Mapping[int, Shard]],
+        logged: Callable[[], Any],
         report: Callable[[Report], None],
         closing: threading.Event,
     ) -> None:
         self._roster = roster
         self._control = control
         self._shards = shards
+        self._logged = logged
         self._report = report
         self._closing = closing
         self._reporting = threading.Lock()
@@ -68,7 +75,7 @@ class Reporter:
             self._report_changes()
 
     def _run(self) -> None:
-        reported: dict[int, dict[int, dict[str, float]]] = {}
+        reported = Statistics({})
         for look in itertools.count():
             if self._closing.wait(_LOOK_SECONDS):
                 return
@@ -77,12 +84,15 @@ class Reporter:
                 found = self._statistics()
                 if found != reported:
                     reported = found
-                    self._report(Statistics(found))
+                    self._report(found)
 
-    def _statistics(self) -> dict[int, dict[int, dict[str, float]]]:
-        return {
-            number: {i: shard.statistics(i) for i in self._roster.local} for number, shard in self._shards().items()
-        }
+    def _statistics(self) -> Statistics:
+        local, logged = self._roster.local, self._logged()
+        workers = [worker for worker in map(self._control.worker, local) if worker.pid]
+        return Statistics(
+            {number: {i: shard.statistics(i) for i in local} for number, shard in self._shards().items()},
+            {worker.worker_id: msgspec.convert(note_of(worker, logged), Note) for worker in workers},
+        )
 
     def _report_changes(self) -> None:
         now = time.monotonic_ns()

@@ -172,7 +172,7 @@ def physical_memory() -> int:
 
 def memory_name(called: str) -> str:
     """Returns under which name a job's shared memory has the keyed table that is called so."""
-    return f"multiverso-keyed-{called}"
+    return layout.KEYED_MEMORY + called
 
 
 _PLACES = (

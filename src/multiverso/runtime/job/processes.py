@@ -1,0 +1,60 @@
+"""What a host knows of its workers' processes: the program, processor time, memory, and what they say by `mv.log`."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from multiverso.layout import words as at
+from multiverso.runtime.job.logged import read
+from multiverso.runtime.job.worker_state import WorkerState
+
+_TICK = 1 / os.sysconf("SC_CLK_TCK")
+_PAGE = os.sysconf("SC_PAGE_SIZE")
+# fields of /proc/<pid>/stat behind the program's name
+_USER, _SYSTEM, _RESIDENT = 11, 12, 21
+
+
+def note_of(worker: WorkerState, logged: np.ndarray[Any, np.dtype[np.uint8]] | None) -> dict[str, Any]:
+    """Returns what only a worker's own host can know of it; of a process that is gone nothing but its log."""
+    cpu_seconds, resident_bytes = _usage(worker.pid) if worker.liveness == at.ALIVE else (0.0, 0)
+    return {
+        "program": _program(worker.pid),
+        "cpu_seconds": cpu_seconds,
+        "resident_bytes": resident_bytes,
+        "logged": None if logged is None else read(logged, worker.worker_id),
+    }
+
+
+def _usage(pid: int) -> tuple[float, int]:
+    """The processor time that a process has used, in seconds, and the bytes that it has in memory."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b") ")[2].split()
+        return (int(fields[_USER]) + int(fields[_SYSTEM])) * _TICK, int(fields[_RESIDENT]) * _PAGE
+    except (OSError, IndexError, ValueError):
+        return 0.0, 0
+
+
+def _program(pid: int) -> str:
+    """The script that a process runs, as a person would name it; empty when the process is gone."""
+    try:
+        arguments = Path(f"/proc/{pid}/cmdline").read_bytes().decode("utf-8", "replace").split("\0")[:-1]
+    except OSError:
+        return ""
+    if not arguments:
+        return ""
+    program, *rest = arguments
+    if "python" not in Path(program).name:
+        return Path(program).name
+    while rest and rest[0].startswith("-") and rest[0] not in ("-m", "-c"):
+        rest = rest[2:] if rest[0] in ("-W", "-X") else rest[1:]
+    if not rest:
+        return Path(program).name
+    if rest[0] == "-c":
+        return "python -c"
+    if rest[0] == "-m" and len(rest) > 1:
+        return rest[1]
+    return "a function" if rest[0].endswith("/multiverso/launch/_call.py") else Path(rest[0]).name

@@ -1,0 +1,56 @@
+"""What a keyed table's first bytes say of it, to a process that has no more of it mapped: the node."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from multiverso.layout import keyed as layout
+from multiverso.layout.keyed import at
+from multiverso.layout.words import MAX_WORKERS
+from multiverso.memory.words import load64
+
+HEAD_BYTES = layout.LINES + layout.LINE_BYTES * MAX_WORKERS
+_DTYPES = {layout.FLOAT32: "float32", layout.FLOAT64: "float64", layout.INT32: "int32", layout.INT64: "int64"}
+
+
+def keyed_status(address: int, worker_ids: Iterable[int]) -> dict[str, Any] | None:
+    """Returns a keyed table's shape (keys that have a row, numbers in each) and what workers have done with it.
+
+    As `Shard.statistics` has it, where that makes sense. None while the table is being made.
+
+    Args:
+        address: of its first `HEAD_BYTES`.
+        worker_ids: the workers to tell of.
+    """
+    if load64(address + at.MAGIC) != layout.MAGIC:
+        return None
+    columns = load64(address + at.COLUMNS)
+    row_bytes = columns * load64(address + at.ITEMSIZE)
+    every = [address + layout.LINES + layout.LINE_BYTES * worker for worker in range(MAX_WORKERS)]
+    keys = sum(
+        load64(line + at.KEYS_ADMITTED) - load64(line + at.KEYS_REMOVED) - load64(line + at.KEYS_EVICTED)
+        for line in every
+    )
+    return {
+        "kind": "keyed",
+        "shape": [keys, columns],
+        "dtype": _DTYPES[load64(address + at.DTYPE)],
+        "workers": {worker: _statistics(every[worker], row_bytes) for worker in worker_ids},
+    }
+
+
+def _statistics(line: int, row_bytes: int) -> dict[str, float]:
+    return {
+        "adds": load64(line + at.ADDS),
+        "gets": load64(line + at.GETS),
+        "exchanges": 0,
+        "bytes": (load64(line + at.ROWS_ADDED) + load64(line + at.ROWS_READ)) * row_bytes,
+        "wait_seconds": load64(line + at.WAITED) / 1e9,
+        "locks_recovered": load64(line + at.TAKEN_OVER),
+        "rows_put_back": load64(line + at.PUT_BACK),
+        "staleness_last": 0,
+        "staleness_max": 0,
+        "staleness_mean": 0.0,
+        "clock": 0,
+    }

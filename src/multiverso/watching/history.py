@@ -1,0 +1,165 @@
+"""A job's past in bounded memory: points that grow further apart as it goes on, and what happened."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+
+from msgspec import Struct
+
+from multiverso.watching.slowest import Slowest, slowest
+from multiverso.watching.snapshot import Link, Snapshot, Worker
+
+MOST_POINTS = 600
+_MOST_EVENTS = 500
+_WINDOW_SECONDS = 10.0
+
+
+class Event(Struct, frozen=True):
+    """Something that happened, in words; ``bad`` where a worker or a host was lost."""
+
+    at: float
+    text: str
+    bad: bool = False
+
+
+class Pace(Struct, frozen=True, array_like=True):
+    """What of a worker is drawn over time; see `Worker`. What is counted is its total."""
+
+    id: int
+    operations: float
+    waited_seconds: float
+    cost_seconds: float
+    staleness: float
+    cpu_seconds: float
+    resident_bytes: int
+    step: int | None
+    values: dict[str, float | None]
+
+
+class Point(Struct, frozen=True, array_like=True):
+    """A moment of the past: its workers, and the bytes that have gone to and come from each other host."""
+
+    at: float
+    workers: list[Pace]
+    links: dict[str, tuple[float, float]]
+
+
+class History:
+    """Owner: one thread at a time.
+
+    Args:
+        most: how many points are kept: when there are more, every second one goes. All of them are totals, so that what
+            lies between two that stay is exact.
+
+    Attributes:
+        points: the past, evenly spread over the time.
+        events: the newest things that happened.
+        now: the last snapshot.
+        slowest: who has held the others up in the last ten seconds.
+    """
+
+    def __init__(self, most: int = MOST_POINTS) -> None:
+        self.points: list[Point] = []
+        self.events: deque[Event] = deque(maxlen=_MOST_EVENTS)
+        self.now: Snapshot | None = None
+        self.slowest: Slowest | None = None
+        self._most = most
+        self._apart = 0.0
+        self._recent: deque[Snapshot] = deque()
+
+    def add(self, now: Snapshot) -> list[Event]:
+        """Takes the next snapshot; returns what has happened since the last one."""
+        news = [] if now == self.now else list(_events(self.now, now))
+        self.events.extend(news)
+        if not self.points or now.at - self.points[-1].at >= self._apart or now.over:
+            self.points.append(point_of(now))
+        if len(self.points) > self._most:
+            self.points = self.points[::2]
+            self._apart = 1.5 * (self.points[-1].at - self.points[0].at) / self._most
+        self._recent.append(now)
+        while len(self._recent) > 2 and self._recent[1].at <= now.at - _WINDOW_SECONDS:
+            self._recent.popleft()
+        self.slowest = None if now.over else slowest(self._recent[0] if len(self._recent) > 1 else None, now)
+        self.now = now
+        return news
+
+    @property
+    def before(self) -> Snapshot | None:
+        """A snapshot of some ten seconds ago, of the same start of the job; None after the first look."""
+        before = self._recent[0] if self._recent else None
+        return before if before and self.now and before is not self.now and before.address == self.now.address else None
+
+
+def point_of(now: Snapshot) -> Point:
+    """Returns what is kept of a snapshot."""
+    return Point(
+        round(now.at, 2),
+        [
+            Pace(
+                one.id,
+                one.operations,
+                round(one.waited_seconds, 3),
+                round(one.cost_seconds, 3),
+                round(one.staleness, 2),
+                round(one.cpu_seconds, 2),
+                one.resident_bytes,
+                one.step,
+                {name: value and float(f"{value:.6g}") for name, value in one.values.items()},
+            )
+            for one in now.workers
+        ],
+        {link.host: (link.bytes_sent, link.bytes_received) for link in now.links},
+    )
+
+
+def _events(before: Snapshot | None, now: Snapshot) -> Iterator[Event]:
+    """What has happened between two snapshots of a job."""
+    if before is not None and before.restarts != now.restarts:
+        yield Event(now.at, "the job was started again", bad=True)
+        before = None
+    past: dict[int, Worker] = {} if before is None else {worker.id: worker for worker in before.workers}
+    anew = [one for one in now.workers if one.id in past and one.incarnation > past[one.id].incarnation]
+    for one in anew:
+        if past[one.id].state == "alive":  # its death lies between the two looks
+            yield Event(now.at, f"{_name(past[one.id])} was lost", bad=True)
+        yield Event(now.at, f"{_name(one)} has taken the place of the one that was lost")
+    changed = [one for one in now.workers if one not in anew and one.state != _state(past.get(one.id))]
+    for state, words in (("alive", "joined"), ("left", "left")):
+        ids = [one.id for one in changed if one.state == state]
+        if ids:
+            yield Event(now.at, f"{_names(ids)} {'have' if len(ids) > 1 else 'has'} {words}")
+    for one in changed:
+        if one.state == "lost":
+            yield Event(now.at, f"{_name(one)} was lost", bad=True)
+    ways: dict[str, Link] = {} if before is None else {link.host: link for link in before.links}
+    for link in now.links:
+        if link.host in ways and link.state != ways[link.host].state:
+            words = {"lost": "host {} was lost", "cut": "the connection to {} was cut"}.get(
+                link.state, "{} is connected"
+            )
+            yield Event(now.at, words.format(link.host), bad=link.state != "connected")
+    if now.checkpoint > (before.checkpoint if before else 0):
+        yield Event(now.at, f"checkpoint {now.checkpoint} is written by all workers")
+    if now.over and not (before and before.over):
+        yield Event(now.at, now.over)
+
+
+def _state(worker: Worker | None) -> str:
+    return "free" if worker is None else worker.state
+
+
+def _name(worker: Worker) -> str:
+    return f"worker {worker.id} (pid {worker.pid}{f' on {worker.host}' if worker.host else ''})"
+
+
+def _names(ids: list[int]) -> str:
+    """Returns "worker 3", or "workers 0 to 3, 5"."""
+    runs: list[list[int]] = []
+    for number in ids:
+        if runs and runs[-1][-1] == number - 1:
+            runs[-1].append(number)
+        else:
+            runs.append([number])
+    words = [f"{run[0]} to {run[-1]}" if len(run) > 2 else ", ".join(map(str, run)) for run in runs]
+    return f"worker{'s' if len(ids) > 1 else ''} {', '.join(words)}"

@@ -1,0 +1,67 @@
+"""Which worker holds the others up, by what lies between two snapshots."""
+
+from __future__ import annotations
+
+from statistics import median
+
+from msgspec import Struct
+
+from multiverso.watching.snapshot import Snapshot, Worker
+
+_LEAST_SHARE = 0.05  # of the others' time, that is worth a word
+_MUCH_SLOWER = 0.7  # of what the others do
+_FEWEST = 10  # operations of the others, from which a pace can be told
+
+
+class Slowest(Struct, frozen=True):
+    """The worker that holds the others up.
+
+    Attributes:
+        worker: its number.
+        share: of the others' time, that they spent waiting for it.
+        pace: of what the others do in a second, on average, what it does; 1 where that is not why it is named.
+    """
+
+    worker: int
+    share: float
+    pace: float = 1.0
+
+    def __str__(self) -> str:
+        if self.share >= _LEAST_SHARE:
+            return (
+                f"worker {self.worker} is the slowest: the others spend {self.share:.0%} of their time waiting for it"
+            )
+        return (
+            f"worker {self.worker} is the slowest: it does {self.pace:.0%} of what the others do; nobody waits for it"
+        )
+
+
+def slowest(before: Snapshot | None, now: Snapshot) -> Slowest | None:
+    """Returns the worker that held the others up between two snapshots of a job, or None: no one does.
+
+    Of workers that wait for each other it is the one that the others waited for most; of those that do not, one that
+    does much less than they do.
+
+    Args:
+        before: the earlier one; None for the job's beginning.
+        now: the later one.
+    """
+    past = {} if before is None or before.restarts != now.restarts else {one.id: one for one in before.workers}
+    seconds = now.up_seconds - (before.up_seconds if past and before else 0.0)
+    live = [worker for worker in now.workers if worker.state == "alive"] or now.workers
+    if len(live) < 2 or seconds <= 0:
+        return None
+
+    def since(worker: Worker, name: str) -> float:
+        earlier = getattr(past[worker.id], name) if worker.id in past else 0.0
+        return max(0.0, float(getattr(worker, name)) - float(earlier))
+
+    worst = max(live, key=lambda worker: since(worker, "cost_seconds"))
+    share = min(1.0, since(worst, "cost_seconds") / (seconds * (len(live) - 1)))
+    if share >= _LEAST_SHARE:
+        return Slowest(worst.id, share)
+    done = {worker.id: since(worker, "operations") for worker in live}
+    last = min(live, key=lambda worker: done[worker.id])
+    others = median(number for worker_id, number in done.items() if worker_id != last.id)
+    pace = done[last.id] / others if others >= _FEWEST else 1.0
+    return Slowest(last.id, 0.0, pace) if pace < _MUCH_SLOWER else None

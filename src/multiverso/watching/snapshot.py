@@ -1,0 +1,255 @@
+"""One record of a job at a moment, made from its node's answer: what `multiverso top`, the page and `/metrics` show."""
+
+from __future__ import annotations
+
+import math
+import re
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from msgspec import Struct
+
+_PHASES, _DONE, _CLOSED = 8, 2, 4  # of a worker's word of its checkpoints, see checkpoints/board.py
+_NUMBERS = re.compile(r" \d+\b(?! ms)")
+
+
+class Worker(Struct, frozen=True):
+    """A worker. Counts, bytes and seconds are totals since its process began, over all tables.
+
+    Attributes:
+        state: "alive", "left", "lost", or "free" for a place that nobody has taken.
+        incarnation: how many processes had its number before.
+        waiting_for: what it waits for now, in words; empty when it does not wait.
+        needs: the workers that it waits for.
+        waited_seconds: in all waits, this one included.
+        cost_seconds: how long others have waited for this one, as far as it was seen.
+        staleness: how many pushes of others came between its reads, on average.
+        checkpoint: the number of the last one that it has written its part of.
+        step: of its last `mv.log`, which gave it these values; None: it has logged nothing.
+    """
+
+    id: int
+    pid: int
+    host: str
+    program: str
+    state: str
+    incarnation: int
+    waiting_for: str
+    waiting_seconds: float
+    needs: list[int]
+    waited_seconds: float
+    cost_seconds: float
+    adds: float
+    gets: float
+    exchanges: float
+    bytes: float
+    staleness: float
+    cpu_seconds: float
+    resident_bytes: int
+    checkpoint: int
+    step: int | None
+    values: dict[str, float | None]
+
+    @property
+    def operations(self) -> float:
+        """Adds, gets and exchanges."""
+        return self.adds + self.gets + self.exchanges
+
+
+class Table(Struct, frozen=True):
+    """A table. ``shape`` of one by key: keys that have a row, and numbers in a row."""
+
+    id: int
+    name: str
+    kind: str
+    shape: list[int]
+    dtype: str
+    updater: str
+    rounds: int
+    adds: float
+    gets: float
+    exchanges: float
+    bytes: float
+    wait_seconds: float
+    staleness: float
+
+
+class Link(Struct, frozen=True):
+    """The way from the host whose node answers to another one."""
+
+    host: str
+    state: str
+    connections: int
+    bytes_sent: float
+    bytes_received: float
+
+
+class Snapshot(Struct, frozen=True):
+    """A job at a moment.
+
+    Attributes:
+        at: the moment, in seconds since 1970.
+        address: of the node that answered.
+        host: that node's, in a job on several.
+        workers_num: how many workers there are to be; None for any number.
+        checkpoint: the newest one that all live workers have written.
+        waited_for: seconds that workers have spent in each kind of wait, as far as it was seen.
+        restarts: how often the job has been started again since it is watched.
+        over: why it is over; empty while it runs.
+    """
+
+    at: float
+    address: str
+    host: str
+    workers_num: int | None
+    up_seconds: float
+    memory_bytes: int
+    checkpoint: int
+    workers: list[Worker]
+    tables: list[Table]
+    links: list[Link]
+    waited_for: dict[str, float]
+    restarts: int = 0
+    over: str = ""
+
+    @property
+    def program(self) -> str:
+        """What its workers run."""
+        return ", ".join(sorted({worker.program for worker in self.workers if worker.program})) or "no program"
+
+
+# what nodes of older versions do not say
+_UNKNOWN = {"incarnation": 0, "checkpoint": 0, "cpu_seconds": 0.0, "resident_bytes": 0}
+
+
+class Observer:
+    """Makes snapshots of one job's statuses, and adds up who was waited for. Owner: one thread at a time.
+
+    How long a worker has waited between two looks is known exactly; for whom and for what, from what it waits for when
+    it is looked at: waits that have ended by then count for what was waited for in its last one that was seen.
+    """
+
+    def __init__(self) -> None:
+        self.last: Snapshot | None = None
+        self._needs: dict[int, tuple[list[int], str]] = {}
+        self._cost: dict[int, float] = {}
+        self._waited_for: dict[str, float] = {}
+        self._restarts = 0
+
+    def see(self, status: Mapping[str, Any], at: float | None = None) -> Snapshot:
+        """Returns the job as a node's status shows it.
+
+        Args:
+            status: what `multiverso.runtime.observe` or ``Node.status`` returned.
+            at: when, in seconds since 1970; now by default.
+        """
+        if self.last is not None and self.last.address != status["address"]:
+            self._restarts += 1
+            self.last = None
+            self._needs.clear()
+        seen_workers = [_UNKNOWN | seen for seen in status["workers"]]
+        before = {} if self.last is None else {worker.id: worker.waited_seconds for worker in self.last.workers}
+        for seen in seen_workers:
+            self._count(seen, before.get(seen["id"], 0.0))
+        work = _work(status["tables"])
+        workers = [_worker(seen, work.get(seen["id"], {}), self._cost) for seen in seen_workers]
+        live = [_checkpoint(seen) for seen in seen_workers if seen["state"] == "alive"]
+        self.last = Snapshot(
+            at=time.time() if at is None else at,
+            address=status["address"],
+            host=status["host"] or "",
+            workers_num=status["workers_num"],
+            up_seconds=status["up_seconds"],
+            memory_bytes=status["memory_bytes"],
+            checkpoint=min(live, default=0),
+            workers=workers,
+            tables=[_table(table) for table in status["tables"]],
+            links=[Link(**link) for link in status["links"]],
+            waited_for=dict(self._waited_for),
+            restarts=self._restarts,
+        )
+        return self.last
+
+    def _count(self, seen: Mapping[str, Any], before: float) -> None:
+        if seen["waiting_for"]:
+            self._needs[seen["id"]] = [i for i in seen["needs"] if i != seen["id"]], kind_of(seen["waiting_for"])
+        needs, kind = self._needs.get(seen["id"], ([], ""))
+        waited = seen["waited_seconds"] + seen["waiting_seconds"] - before
+        if waited <= 0 or not kind:  # another process in its place counts from 0
+            return
+        self._waited_for[kind] = self._waited_for.get(kind, 0.0) + waited
+        for worker_id in needs:
+            self._cost[worker_id] = self._cost.get(worker_id, 0.0) + waited / len(needs)
+
+
+def kind_of(wait: str) -> str:
+    """Returns what a wait is for without its numbers: "round of weights" for round 17 of weights."""
+    return _NUMBERS.sub("", wait.partition(" that process")[0])
+
+
+def _worker(seen: Mapping[str, Any], work: Mapping[str, float], cost: Mapping[int, float]) -> Worker:
+    step, values = _logged(seen["logged"])
+    same = ("id", "pid", "program", "state", "incarnation", "waiting_seconds", "needs", "cpu_seconds", "resident_bytes")
+    tables = work.get("tables", 0.0)
+    return Worker(
+        **{name: seen[name] for name in same},
+        host=seen["host"] or "",
+        waiting_for=seen["waiting_for"] or "",
+        waited_seconds=seen["waited_seconds"] + seen["waiting_seconds"],
+        cost_seconds=cost.get(seen["id"], 0.0),
+        adds=work.get("adds", 0.0),
+        gets=work.get("gets", 0.0),
+        exchanges=work.get("exchanges", 0.0),
+        bytes=work.get("bytes", 0.0),
+        staleness=work.get("staleness_mean", 0.0) / tables if tables else 0.0,
+        checkpoint=_checkpoint(seen),
+        step=step,
+        values=values,
+    )
+
+
+def _logged(note: Any) -> tuple[int | None, dict[str, float | None]]:
+    """Returns what a worker has logged, of which nobody knows what it wrote there."""
+    try:
+        step, values = int(note["step"]), dict(note["values"])
+        return step, {name: value if math.isfinite(value) else None for name, value in values.items()}
+    except (TypeError, KeyError, ValueError):
+        return None, {}
+
+
+_COUNTS = ("adds", "gets", "exchanges", "bytes")
+
+
+def _work(tables: list[Mapping[str, Any]]) -> dict[int, dict[str, float]]:
+    """Returns what each worker has done in all tables; an answer that came as JSON has text for numbers."""
+    found: dict[int, dict[str, float]] = {}
+    for table in tables:
+        for worker_id, line in table["workers"].items():
+            work = found.setdefault(int(worker_id), dict.fromkeys((*_COUNTS, "staleness_mean", "tables"), 0.0))
+            for name in (*_COUNTS, "staleness_mean"):
+                work[name] += line[name]
+            work["tables"] += table["kind"] != "keyed"  # whose reads are not counted for that
+    return found
+
+
+def _checkpoint(seen: Mapping[str, Any]) -> int:
+    number, phase = divmod(seen["checkpoint"], _PHASES)
+    return int(number if phase in (_DONE, _CLOSED) else max(0, number - 1))
+
+
+def _table(table: Mapping[str, Any]) -> Table:
+    lines = list(table["workers"].values())
+    reads = [line["staleness_mean"] for line in lines if line["gets"] + line["exchanges"]]
+    updater = table["updater"]
+    return Table(
+        id=table["id"],
+        name=table["name"] or f"#{table['id']}",
+        kind=table["kind"],
+        shape=table["shape"],
+        dtype=table["dtype"],
+        updater=str(updater.get("name", updater) if isinstance(updater, dict) else updater),
+        rounds=table["rounds"],
+        **{name: sum(line[name] for line in lines) for name in (*_COUNTS, "wait_seconds")},
+        staleness=sum(reads) / len(reads) if reads else 0.0,
+    )

@@ -1,0 +1,194 @@
+"""Snapshots of real jobs: what was waited for and for whom; a past in bounded memory; what happened meanwhile."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import msgspec
+import numpy as np
+from core_support import let_die, together, wait_for
+from hypothesis import given
+from hypothesis import strategies as st
+
+from multiverso.runtime import Node, Session
+from multiverso.tables import ArrayTableHandler, KeyedTable
+from multiverso.tables.log import log_of
+from multiverso.watching.history import History
+from multiverso.watching.slowest import Slowest, slowest
+from multiverso.watching.snapshot import Observer, Snapshot, Worker, kind_of
+
+IDLE = Worker(
+    id=0,
+    pid=7,
+    host="",
+    program="train.py",
+    state="alive",
+    incarnation=0,
+    waiting_for="",
+    waiting_seconds=0.0,
+    needs=[],
+    waited_seconds=0.0,
+    cost_seconds=0.0,
+    adds=0.0,
+    gets=0.0,
+    exchanges=0.0,
+    bytes=0.0,
+    staleness=0.0,
+    cpu_seconds=0.0,
+    resident_bytes=0,
+    checkpoint=0,
+    step=None,
+    values={},
+)
+
+
+def moment(at: float, *workers: Worker, **changes: Any) -> Snapshot:
+    known: dict[str, Any] = {"address": "a", "host": "", "workers_num": 2, "memory_bytes": 0, "checkpoint": 0}
+    known |= {"tables": [], "links": [], "waited_for": {}}
+    return Snapshot(at=at, up_seconds=at, workers=list(workers), **{**known, **changes})
+
+
+def changed(worker: Worker, **changes: Any) -> Worker:
+    return msgspec.structs.replace(worker, **changes)
+
+
+def test_a_snapshot_says_who_waits_for_whom_and_what_that_costs() -> None:
+    go = threading.Event()
+    with Node(3) as node:
+
+        def work(session: Session) -> Snapshot | None:
+            table = ArrayTableHandler(5, session=session, name="weights")
+            table.add(np.ones(5))
+            log_of(session).write({"loss": float("nan") if session.worker_id else 0.5}, 3)
+            if session.worker_id != 2:
+                session.barrier()
+                return None
+            watching = Observer()
+            wait_for(lambda: sum(1 for worker in watching.see(node.status()).workers if worker.waiting_for) == 2)
+            wait_for(lambda: watching.see(node.status()).workers[2].cost_seconds > 0.2)
+            go.set()
+            session.barrier()
+            return watching.last
+
+        *_, seen = together(work, 3, node=node)
+    assert go.is_set()
+    assert seen is not None
+    first, _, last = seen.workers
+    assert (first.needs, first.waiting_for, last.waiting_for) == ([2], "barrier 1", "")
+    assert first.waited_seconds >= first.waiting_seconds > 0.05
+    assert first.cost_seconds == 0.0 < last.cost_seconds
+    assert seen.waited_for.keys() == {"barrier"}
+    assert abs(sum(seen.waited_for.values()) - last.cost_seconds) < 1e-6
+    assert [worker.values["loss"] for worker in seen.workers] == [0.5, None, None], "no number is nothing"
+    assert (first.adds, first.step, first.operations) == (1, 3, 1)
+    assert first.resident_bytes > 1_000_000 < last.cpu_seconds * 1e9
+    (table,) = seen.tables
+    assert (table.name, table.shape, table.adds) == ("weights", [5], 3)
+    found = slowest(None, seen)
+    assert found is not None
+    assert found.worker == 2
+    assert "worker 2 is the slowest: the others spend" in str(found)
+
+
+def test_keyed_tables_show_the_keys_that_have_a_row() -> None:
+    with Node(2) as node:
+
+        def work(session: Session) -> Any:
+            table = KeyedTable(3, session=session, name="words")
+            table.add(np.ones((10, 3)), np.arange(10) + 5 * session.worker_id)
+            session.barrier()
+            if session.worker_id == 0:
+                table.remove([0, 1])
+                return Observer().see(node.status())
+            session.barrier()
+            return None
+
+        def both(session: Session) -> Any:
+            found = work(session)
+            if session.worker_id == 0:
+                session.barrier()
+            return found
+
+        seen, _ = together(both, 2, node=node)
+    (table,) = seen.tables
+    assert (table.name, table.kind, table.shape, table.dtype) == ("words", "keyed", [13, 3], "float32")
+    assert (table.adds, table.bytes) == (2, 20 * 3 * 4)
+    assert [worker.adds for worker in seen.workers] == [1, 1]
+
+
+def test_a_wait_is_called_the_same_whatever_its_numbers() -> None:
+    assert kind_of("round 17 of weights") == "round of weights"
+    assert kind_of("barrier 3") == "barrier"
+    assert kind_of("a lock of w2 that process 71 holds") == "a lock of w2"
+
+
+def test_the_slowest_is_who_is_waited_for_or_does_much_less() -> None:
+    fast, slow = changed(IDLE, adds=1000.0), changed(IDLE, id=1, adds=400.0)
+    assert slowest(None, moment(10, fast, slow)) == Slowest(1, 0.0, 0.4)
+    assert slowest(None, moment(10, fast, changed(slow, adds=900.0))) is None
+    assert slowest(None, moment(10, fast)) is None
+    before, now = moment(10, fast, slow), moment(20, fast, changed(slow, adds=1400.0, cost_seconds=4.0))
+    assert slowest(before, now) == Slowest(1, 0.4)
+    again = moment(5, fast, changed(slow, adds=990.0), restarts=1)
+    assert slowest(before, again) is None, "what another start did does not count"
+    few = moment(1, changed(fast, adds=9.0), changed(slow, adds=1.0))
+    assert slowest(None, few) is None
+
+
+@given(st.lists(st.floats(0.01, 100), min_size=1, max_size=200), st.integers(4, 20))
+def test_a_past_of_any_length_is_kept_in_bounded_memory_from_its_beginning_on(steps: list[float], most: int) -> None:
+    history, at = History(most), 0.0
+    for step in steps:
+        at += step
+        history.add(moment(at, changed(IDLE, adds=at)))
+        assert len(history.points) <= most
+        times = [point.at for point in history.points]
+        assert times == sorted(times)
+        assert times[0] == round(steps[0], 2)
+        assert all(abs(point.workers[0].operations - point.at) < 0.01 for point in history.points)
+    history.add(moment(at + 1e-3, IDLE, over="the job is over"))
+    assert history.points[-1].at == round(at + 1e-3, 2), "the end is kept"
+
+
+def test_what_happened_between_two_looks_is_told_in_words() -> None:
+    history = History()
+    one, two, three = (changed(IDLE, id=i, pid=10 + i) for i in range(3))
+
+    def told(*workers: Worker, **changes: Any) -> list[tuple[str, bool]]:
+        news = history.add(moment(len(history.points), *workers, **changes))
+        return [(event.text, event.bad) for event in news]
+
+    assert told(one, two, three) == [("workers 0 to 2 have joined", False)]
+    assert told(one, two, three) == []
+    assert told(one, changed(two, state="lost"), three) == [("worker 1 (pid 11) was lost", True)]
+    anew = changed(two, incarnation=1, pid=20)
+    assert told(one, anew, three) == [("worker 1 (pid 20) has taken the place of the one that was lost", False)]
+    killed = changed(anew, incarnation=2, pid=30)
+    assert [bad for _, bad in told(one, killed, three)] == [True, False], "it died and came again between two looks"
+    assert told(one, killed, three, checkpoint=4) == [("checkpoint 4 is written by all workers", False)]
+    gone = [changed(worker, state="left") for worker in (one, killed, three)]
+    assert told(*gone, checkpoint=4) == [("workers 0 to 2 have left", False)]
+    assert told(one, restarts=1)[0] == ("the job was started again", True)
+    assert told(one, restarts=1, over="the job is over") == [("the job is over", False)]
+    assert len(history.events) == 10
+
+
+def test_a_worker_that_dies_is_seen_as_lost() -> None:
+    with Node(2, on_lost="continue") as node:
+        watching, history = Observer(), History()
+
+        def work(session: Session) -> None:
+            session.barrier()
+            history.add(watching.see(node.status()))
+            session.barrier()
+            if session.worker_id:
+                let_die(session)
+                return
+            wait_for(lambda: [worker.state for worker in watching.see(node.status()).workers] == ["alive", "lost"])
+
+        together(work, 2, node=node)
+        assert watching.last is not None
+        assert [event.text for event in history.add(watching.last) if event.bad] == [
+            f"worker 1 (pid {watching.last.workers[1].pid}) was lost"
+        ]
