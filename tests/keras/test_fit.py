@@ -64,6 +64,10 @@ def fit(freq: int, sync: bool) -> dict[str, Any]:
     with pytest.raises(RuntimeError, match="make a new one"):
         callback.kpm.sync_all_param()
     frozen.trainable = True
+    newer = ParamManager(model)
+    with pytest.raises(RuntimeError, match="a newer manager"):
+        callback.kpm.sync_all_param()
+    newer.sync_all_param()
     unbuilt = keras.Sequential([keras.layers.Dense(2)])
     with pytest.raises(ValueError, match="no weights yet"):
         ParamManager(unbuilt)

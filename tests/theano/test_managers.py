@@ -11,7 +11,7 @@ import pytest
 import multiverso as mv
 from multiverso.errors import DtypeMismatchError, ShapeMismatchError
 from multiverso.testing.laws import Job, Raised, in_each, run_jobs
-from multiverso.theano import ParamManager
+from multiverso.theano import MVSharedVariable, ParamManager
 from multiverso.theano.framework import framework
 from multiverso.theano_ext.param_manager import MVModelParamManager
 
@@ -49,6 +49,22 @@ def alone() -> Any:
     mv.init()
     yield
     mv.shutdown()
+
+
+def test_a_variable_is_exchanged_by_its_newest_manager_alone(alone: Any) -> None:
+    shared = framework().shared
+    one, other, third = (shared(np.zeros(2, "float32")) for _ in range(3))
+    older, apart = ParamManager([one, other]), ParamManager([third])
+    newer = ParamManager([other])
+    for refused in (older.sync_all_param, older.step):
+        with pytest.raises(RuntimeError, match="a newer manager"):
+            refused()
+    newer.sync_all_param()
+    apart.sync_all_param()
+    newest = MVSharedVariable(other)
+    with pytest.raises(RuntimeError, match="a newer manager"):
+        newer.sync_all_param()
+    newest.mv_sync()
 
 
 def train(sync: bool) -> Any:

@@ -516,6 +516,23 @@ def loaded_after(how: str) -> Any:
     return told
 
 
+def two_managers(sync: bool) -> Any:
+    """A wrapped optimizer beside a manager of one's own: what the loop of a newcomer does."""
+    mv.init(sync=sync)
+    model = nn.Linear(1, 1, bias=False)
+    nn.init.zeros_(model.weight)
+    optimizer = SharedOptimizer(torch.optim.SGD(model.parameters(), lr=1.0), model)
+    manager = ParamManager(model)
+    model.weight.grad = -torch.ones(1, 1)
+    with pytest.raises(RuntimeError, match="a newer manager") as refused:
+        optimizer.step()
+    assert "SharedOptimizer has made one" in str(refused.value)
+    for _ in range(2):
+        manager.sync_all_param()
+        mv.barrier()
+    return model.weight.item()
+
+
 JOBS = [
     (frozen_work,),
     *((small_changes, dtype) for dtype in (torch.bfloat16, torch.float16)),
@@ -523,6 +540,7 @@ JOBS = [
     (by_rule, True, mv.rules.model_averaging()),
     (by_rule, False, mv.rules.easgd(0.5)),
     *((loaded_after, how) for how in LOADS),
+    *((two_managers, sync) for sync in (False, True)),
 ]
 results_of = when_asked([Job((0, 1), job) for job in JOBS], call, preload=("multiverso.torch",))
 
@@ -530,6 +548,27 @@ results_of = when_asked([Job((0, 1), job) for job in JOBS], call, preload=("mult
 def ended(*job: Any) -> list[Any]:
     """What both workers return from one of the jobs."""
     return unless_raised(results_of(JOBS.index(job)))
+
+
+@pytest.mark.parametrize("sync", [False, True])
+def test_a_parameter_is_exchanged_by_its_newest_manager_alone(sync: bool) -> None:
+    assert ended(two_managers, sync) == [2.0, 2.0], "each worker's step of 1 counts once"
+
+
+def test_what_two_modules_share_is_exchanged_by_the_newest_manager_alone(alone: None, tmp_path: Path) -> None:
+    trunk = nn.Linear(2, 2)
+    actor, critic = nn.Sequential(trunk, nn.Linear(2, 3)), nn.Sequential(trunk, nn.Linear(2, 1))
+    of_actor, of_other = ParamManager(actor), ParamManager(network())
+    of_actor.save(tmp_path / "actor")
+    of_critic = ParamManager(critic)
+    for refused in (of_actor.sync_all_param, of_actor.step, lambda: of_actor.save(tmp_path / "later")):
+        with pytest.raises(RuntimeError, match="models share a part"):
+            refused()
+    with pytest.raises(RuntimeError, match="models share a part"):
+        of_actor.load(tmp_path / "actor")
+    of_critic.sync_all_param()
+    of_other.sync_all_param()
+    assert of_actor.state_dict().keys() == actor.state_dict().keys()
 
 
 @pytest.mark.parametrize("how", LOADS)

@@ -64,6 +64,7 @@ class ParamManager(Resumable):
         ordered = [values[index] for index in self._order]
         summed = sum(self._trained)
         self._shared = SharedParams(ordered[:summed], ordered[summed:], every=every, rule=rule, session=session)
+        self._shared.hold.take(self._weights)
         self._assign(self._shared.values())
         self._shared.model = Model(
             values=self._values,

@@ -21,6 +21,7 @@ from multiverso.checkpoints import Parts
 from multiverso.due import Due
 from multiverso.errors import InterruptedRoundError
 from multiverso.params.flats import Averaged, Flat, share_flat
+from multiverso.params.hold import Hold
 from multiverso.params.packing import pack
 from multiverso.params.resuming import Files, Model, check_own, placed
 from multiverso.params.rows import RowExchange, goes_by_rows
@@ -50,6 +51,7 @@ class SharedParams:
         newcomer: whether this worker had nothing of its own in what `load` loaded last.
         matrices: the same for the given matrices.
         workers_num: how many workers the job has.
+        hold: what a binding takes its framework's parameters with, so that no older manager exchanges them too.
         model: what a binding knows about the model whose arrays these are, for `save` and `load`.
         by_rows: for each matrix what is told which rows are read and changed (`RowExchange.read`), or None where all
             rows are exchanged each time.
@@ -116,6 +118,7 @@ class SharedParams:
         self._session = session
         self.workers_num = session.workers_num
         self.model = Model()
+        self.hold = Hold()
         self.newcomer = False
         self._due = Due(every)
         if self._due.by_time and session.consistency.in_rounds:
@@ -147,7 +150,7 @@ class SharedParams:
         self.matrices = views[dense:]
         rows: list[RowExchange | None] = [flat for flat in self._flats if isinstance(flat, RowExchange)]
         self.by_rows = rows or [None] * len(self.matrices)
-        self._use = _Use(session.worker_id)
+        self._use = _Use(session.worker_id, self.hold)
         if session.workers_num > 1:
             session.before_end[f"use of {id(self._use)}"] = self._use.warn
 
@@ -198,6 +201,7 @@ class SharedParams:
 
         What was done of a call that raised is not done again; of ``take`` and ``give`` only what did not return is.
         """
+        self.hold.check()
         if not self._begun:
             take()
             self._begun = True
@@ -221,6 +225,7 @@ class SharedParams:
 
     def begin(self) -> Callable[[], None]:
         """Counts steps from here, and returns what exchanges: for another thread, beside the training."""
+        self.hold.check()
         self._due.restart()
         return self._exchange_beside
 
@@ -317,6 +322,7 @@ class SharedParams:
             TypeError: ``own`` is not a dictionary.
             InterruptedRoundError: an exchange was interrupted: finish it first, by calling it again.
         """
+        self.hold.check()
         handed = check_own(own)
         narrow = self._values.take_wide(self.model.values()) if self.model.values else {}
         parts = self.model.read()
@@ -333,6 +339,7 @@ class SharedParams:
 
     def check_parts(self, parts: Parts) -> None:
         """Raises SnapshotError where what was collected does not fit; changes nothing."""
+        self.hold.check()
         for index, flat in enumerate(self._flats):  # as many as there are tables
             flat.check(parts.own["flats"][index], [left["flats"][index] for left in parts.left])
         self.model.check(Parts(parts.own["model"], parts.common, parts.newcomer))
@@ -373,11 +380,12 @@ class _Use:
     """Whether anything has ever gone in or out; it outlives the manager, which may have been forgotten."""
 
     worker_id: int
+    hold: Hold
     shared: bool = False
 
     def warn(self) -> None:
         """At the session's end: a loop without exchanges trains alone, and looks as if all were well."""
-        if not self.shared:
+        if not self.shared and not self.hold.lost:
             print(
                 f"multiverso: worker {self.worker_id} made a parameter manager and never exchanged, so what it learned "
                 "was not shared: call step() or sync_all_param() (SharedParams: step() or exchange()) in the loop",

@@ -57,6 +57,7 @@ class ParamManager(Resumable):
             rule=rule,
             session=session,
         )
+        self._shared.hold.take(self._variables)
         self._set(self._shared.values())
         self._shared.model = Model(values=self._values, write=lambda values, _: self._set(values))
 

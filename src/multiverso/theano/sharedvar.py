@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from multiverso.errors import ClosedError, DtypeMismatchError, NotInitializedError, ShapeMismatchError
+from multiverso.params.hold import Hold
 from multiverso.runtime import Session
 from multiverso.runtime.collective.agreement import all_gather
 from multiverso.runtime.session.current import current
@@ -37,6 +38,8 @@ class _Link:
         self._last = self._local.copy()
         self._view: NDArray[Any] | None = None
         self._given: NDArray[Any] | None = None
+        self._hold = Hold()
+        self._hold.take([variable])
         self._publish(variable, value)
 
     def sync(self, variable: Any) -> None:
@@ -46,6 +49,7 @@ class _Link:
                 f"the session that the shared variable {variable} was made in is over; "
                 "MVSharedVariable(variable), called alike in every worker, shares it in a new one"
             )
+        self._hold.check()
         value = array_of(variable)
         if value.size != self._local.size:
             raise ShapeMismatchError(

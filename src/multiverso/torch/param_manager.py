@@ -60,7 +60,7 @@ class ParamManager(Resumable):
             module with nothing to share.
 
     Not thread-safe: one thread at a time. Load checkpoints before making one: every worker's load would count
-    as a change (the next exchange warns).
+    as a change (the next exchange warns). A parameter belongs to the newest manager of it: older ones raise.
 
     Examples:
         >>> import multiverso as mv, torch
@@ -121,6 +121,7 @@ class ParamManager(Resumable):
             for sparse, rows in zip(self._sparse, shared.by_rows, strict=True):
                 sparse.watch(rows)
             _begin_alike(list(self._structure.constant.values()), session)
+        self._shared.hold.take(tensor for group in self._groups for tensor in group.tensors)
         self._loaded = False  # since the last exchange, by something else than `load`
         if self._shared.workers_num > 1:
             for part in module.modules():

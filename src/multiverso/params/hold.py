@@ -1,0 +1,49 @@
+"""A model's parameter is exchanged by one manager alone, the newest."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterable
+from functools import partial
+from typing import Any
+
+
+class Hold:
+    """A manager's hold of its model's parameters, until a newer manager takes any of them.
+
+    Each of two managers would push what the other has pulled, so that changes count several times.
+    """
+
+    def __init__(self) -> None:
+        self._lost = False
+
+    def take(self, things: Iterable[Any]) -> None:
+        """Takes parameters (tensors, variables: what the framework keeps), also from another manager."""
+        for thing in things:
+            key = id(thing)
+            reference, before = _holds.get(key, (None, self))
+            if before is not self and reference is not None and reference() is thing:
+                before._lost = True
+            _holds[key] = weakref.ref(thing, partial(_forget, key)), self
+
+    @property
+    def lost(self) -> bool:
+        """Whether another manager has taken some."""
+        return self._lost
+
+    def check(self) -> None:
+        """Raises RuntimeError if another manager has taken some."""
+        if self._lost:
+            raise RuntimeError(
+                "a newer manager shares some of these parameters too, and of two managers each would push what the other "
+                "has pulled, so changes would count several times: use one for all of them. SharedOptimizer has made "
+                "one, its .manager; where models share a part, put them into one module"
+            )
+
+
+_holds: dict[int, tuple[weakref.ref[Any], Hold]] = {}
+
+
+def _forget(key: int, gone: weakref.ref[Any]) -> None:
+    if key in _holds and _holds[key][0] is gone:
+        del _holds[key]
