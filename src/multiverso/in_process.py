@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NoReturn, SupportsIndex
+from typing import Any, NoReturn, SupportsIndex
 
 
 class InProcess:
@@ -14,9 +14,19 @@ class InProcess:
         Raises:
             TypeError: always.
         """
-        what = repr(self).partition("\n")[0]
         raise TypeError(
-            f"{what} belongs to this process, and cannot be pickled or copied. Another worker opens the same table "
-            "by its name=, a process that only looks by multiverso.attach_read_only(name), and table.get() gives "
+            f"{self._line()} belongs to this process, and cannot be pickled or copied. Another worker opens the same "
+            "table by its name=, a process that only looks by multiverso.attach_read_only(name), and table.get() gives "
             "values that can go anywhere"
         )
+
+    def __array__(self, *_: Any, **__: Any) -> Any:
+        """Refuses where it has no values of its own: NumPy would make an array of one object of it.
+
+        Raises:
+            TypeError: always; a table of arrays has another one.
+        """
+        raise TypeError(f"{self._line()} is no array: table.get(keys), pending.wait() and counter.value return values")
+
+    def _line(self) -> str:
+        return " ".join(repr(self).split())

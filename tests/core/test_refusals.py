@@ -263,6 +263,42 @@ def test_no_updater(alone: Session, updater: Any) -> None:
         mv.ArrayTableHandler(4, updater=updater, session=alone)
 
 
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        (mv.updaters.adam, "called adam, the function itself .call it."),
+        ("delayed_nesterov", r"no default: multiverso.updaters.delayed_nesterov\("),
+        (mv.rules.easgd(0.1), "called 'easgd', a rule .which rule= of a manager takes"),
+    ],
+)
+def test_what_is_nearly_an_updater_is_told_what_it_is(alone: Session, given: Any, words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        mv.ArrayTableHandler(4, updater=given, session=alone)
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        (mv.rules.dcasgd, "the function dcasgd itself: call it"),
+        ("dcasgd", r"'dcasgd' has no default: multiverso.rules.dcasgd\(rate\)"),
+        (mv.updaters.adam(), "the updater 'adam', which updater= of a table takes"),
+    ],
+)
+def test_what_is_nearly_a_rule_is_told_what_it_is(alone: Session, given: Any, words: str) -> None:
+    with pytest.raises((TypeError, ValueError), match=words):
+        mv.rules.share(np.zeros(3, "f4"), given, session=alone)
+
+
+def test_what_has_no_values_of_its_own_is_no_array(alone: Session) -> None:
+    """NumPy made an array of one object of it."""
+    table = mv.ArrayTableHandler(4, session=alone)
+    for given in (table.get_async(), mv.KeyedTable(2, session=alone), mv.Counter("number", session=alone)):
+        with pytest.raises(TypeError, match="is no array"):
+            np.asarray(given)
+    with pytest.raises(ShapeMismatchError, match=r"pending\.wait\(\)"):
+        table.add(table.get_async())
+
+
 def test_delay_compensation_is_no_updater_and_says_what_to_do(alone: Session) -> None:
     with pytest.raises(ValueError, match=r"rules\.dcasgd_adaptive\(rate\).*read them again before the push"):
         mv.KeyedTable(4, updater="dcasgd_adaptive", session=alone)

@@ -35,9 +35,9 @@ class Hold:
         """Raises RuntimeError if another manager has taken some."""
         if self._lost:
             raise RuntimeError(
-                "a newer manager shares some of these parameters too, and of two managers each would push what the other "
-                "has pulled, so changes would count several times: use one for all of them. SharedOptimizer has made "
-                "one, its .manager; where models share a part, put them into one module"
+                "a newer manager shares some of these parameters too, and of two managers each would push what the "
+                "other has pulled, so changes would count several times: use one for all of them. SharedOptimizer has "
+                "made one, its .manager; where models share a part, put them into one module"
             )
 
 

@@ -37,11 +37,16 @@ def rule_of(rule: Rule | RuleName | None, workers: int) -> Rule:
         return easgd(0.9 / workers)
     if isinstance(rule, str):
         if rule not in _BY_DEFAULT:
-            raise ValueError(f"no rule is named {rule!r}; there are {', '.join(get_args(RuleName))}")
+            more = f" ({rule!r} has no default: multiverso.rules.{rule}(rate))" if rule.startswith("dcasgd") else ""
+            raise ValueError(f"no rule is named {rule!r}; there are {', '.join(get_args(RuleName))}{more}")
         return _BY_DEFAULT[rule]()
     raise TypeError(f'rule= takes a rule such as multiverso.rules.easgd(0.2), or its name, "easgd"; got {_words(rule)}')
 
 
 def _words(rule: Any) -> str:
-    name = getattr(rule, "__name__", "")
-    return f"the function {name} itself: call it" if name in _BY_DEFAULT or name == "easgd" else repr(rule)
+    module = getattr(rule, "__module__", "")
+    if module.startswith("multiverso.rules") and callable(rule):
+        return f"the function {rule.__name__} itself: call it"
+    if module.startswith("multiverso.updaters"):
+        return f"the updater {getattr(rule, 'name', rule)!r}, which updater= of a table takes"
+    return repr(rule)

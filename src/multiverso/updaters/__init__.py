@@ -7,7 +7,7 @@ value.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Literal
+from typing import Any, Literal
 
 from multiverso.spec.states import State
 from multiverso.updaters.adagrad import adagrad
@@ -67,8 +67,18 @@ def resolve(updater: str | Updater) -> Updater:
             "before the push, as in 'Delay compensation by row and by key' of docs/how-to/rules.md"
         )
     if not isinstance(updater, str) or updater not in BY_NAME:
-        raise ValueError(f"no updater is called {updater!r}; there are {', '.join(sorted(BY_NAME))}")
+        raise ValueError(f"no updater is called {_words(updater)}; there are {', '.join(sorted(BY_NAME))}")
     return BY_NAME[updater]()
+
+
+def _words(given: Any) -> str:
+    """Returns what was given instead of an updater, and what is wrong with it where that is known."""
+    module = getattr(given, "__module__", "")
+    if module.startswith(__name__) and callable(given):
+        return f"{given.__name__}, the function itself (call it)"
+    if module.startswith("multiverso.rules"):
+        return f"{getattr(given, 'name', given)!r}, a rule (which rule= of a manager takes)"
+    return f"{given!r} (it has no default: multiverso.updaters.{given}(...))" if given in __all__ else repr(given)
 
 
 __all__ = [
