@@ -12,7 +12,7 @@ import pytest
 
 from multiverso.errors import StartupError
 from multiverso.hosts.control import coordinator as decided
-from multiverso.hosts.control.messages import Line, Report, Statistics, Workers, encoded, order_of, report_of
+from multiverso.hosts.control.messages import Line, Report, Workers, encoded, order_of, report_of
 from multiverso.hosts.peer.frames import ProtocolError
 from multiverso.hosts.roster import Roster, spread
 from multiverso.hosts.values.options import ExchangeOptions
@@ -122,8 +122,7 @@ def some_report(chance: random.Random) -> Message:
         "note": "x",
         "question": chance.choice(({}, {"about": "count", "name": "a", "amount": number})),
         "saying": chance.choice(({}, {"about": "batches", "deal": 1, "finished": number})),
-        "notes": {number: {"program": "x", "cpu_seconds": 1.5, "resident_bytes": number, "logged": None}},
-        "tables": {number: {number: {} if kind is Statistics else [number]}},
+        "tables": {number: {number: [number]}},
     }
     names = [part.name for part in msgspec.structs.fields(kind)]
     return {"do": kind.__name__.lower(), **{name: parts.get(name, number) for name in names}}

@@ -74,8 +74,8 @@ def test_nothing_is_known_any_more_of_a_clock_in_a_table_that_its_worker_has_clo
         table = ArrayTableHandler(3, session=session)
         shards, seen = session.tables(), []
         waits = WaitOf(at.FOR_BARRIER, 0, 0, 9, 0)
-        for wait, clocks in ((waits, {table.number: 4}), (waits, {}), (None, {})):
-            line = Line(0, os.getpid(), at.ALIVE, at.ACTIVE, created=1, wait=wait, clocks=clocks)
+        for wait, progress in ((waits, {table.number: [1, 0, 0, 1, 4]}), (waits, {}), (None, {})):
+            line = Line(0, os.getpid(), at.ALIVE, at.ACTIVE, created=1, wait=wait, progress=progress)
             write_line(session.control, line, None, shards)
             seen.append(shards[table.number].progress().members[0].reached)
         return seen

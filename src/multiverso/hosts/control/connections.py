@@ -242,13 +242,16 @@ class Centre:
             self._give(self._coordinator.lose(host, why))
 
     def _give(self, orders: list[ToHost]) -> None:
+        last, body = None, b""  # most orders are for many hosts
         for host, order in orders:
             if host in self._lost:
                 continue
             if host == 0:
                 self._deliver(order)
-            else:
-                self._talks[host].say(encoded(order))
+                continue
+            if order is not last:
+                last, body = order, encoded(order)
+            self._talks[host].say(body)
 
 
 class Outpost:

@@ -46,11 +46,9 @@ from multiverso.hosts.control.messages import (
     Over,
     Parted,
     Peers,
-    Progress,
     Refuse,
     Report,
     Settled,
-    Statistics,
     Take,
     ToHost,
     Unused,
@@ -114,9 +112,7 @@ class Coordinator:
             AllGather: self._all_gather,
             Ask: self._ask,
             Notify: self._notify,
-            Statistics: self._relay,
-            Progress: self._relay,
-            Clocks: self._relay,
+            Clocks: self._note_clocks,
             Gone: self._gone,
         }
 
@@ -185,7 +181,6 @@ class Coordinator:
                 released=self._released,
                 workers=lines,
                 clocks=self._tables.clocks,
-                progress=self._tables.progress,
                 overwritten=self._tables.overwritten,
                 tables=self._tables.made(),
                 ordered=self._tables.ordered,
@@ -233,20 +228,16 @@ class Coordinator:
             orders += self._tables.proceed()
         return orders + self._hand_round() + self._answers(self._desk.note(lines))
 
-    def _relay(self, host: int, report: Statistics | Progress | Clocks) -> list[ToHost]:
-        """What a host's workers have done, and how far they are: others' pictures show it, and reads wait for it."""
+    def _note_clocks(self, host: int, report: Clocks) -> list[ToHost]:
+        """How far a host's workers are: others' reads wait for it."""
         own = self._roster.workers_of(host)
-        tables: dict[int, Any] = {
+        tables = {
             number: {worker: line for worker, line in lines.items() if worker in own}
             for number, lines in report.tables.items()
         }
-        if isinstance(report, Statistics):
-            notes = {worker: note for worker, note in report.notes.items() if worker in own}
-            return self._hosts.to_all(Statistics(tables, notes), but=host)
-        kept = self._tables.clocks if isinstance(report, Clocks) else self._tables.progress
         for number, lines in tables.items():
-            kept.setdefault(number, {}).update(lines)
-        return self._hosts.to_all(type(report)(tables), but=host)
+            self._tables.clocks.setdefault(number, {}).update(lines)
+        return self._hosts.to_all(Clocks(tables), but=host)
 
     def _gone(self, host: int, report: Gone) -> list[ToHost]:
         """The last worker of a host has gone, and what they added is at the homes."""

@@ -45,12 +45,26 @@ class WaitOf(Struct, array_like=True, forbid_unknown_fields=True):
     since_ns: int
 
 
+class Note(Struct, forbid_unknown_fields=True):
+    """What a host knows of a worker's process, and what that has done with each table, by the table's number.
+
+    ``logged`` is the step and the values that it has given to `mv.log`.
+    """
+
+    program: str
+    cpu_seconds: float
+    resident_bytes: int
+    logged: dict[str, Any] | None
+    tables: dict[int, dict[str, float]]
+
+
 class Line(Struct, array_like=True, forbid_unknown_fields=True):
     """A worker as its node sees it: some of the words of its block of the control segment (``layout/words.py``).
 
     Attributes:
         pid: of its process; 0 of one that never came, of which nothing else is known.
-        clocks: while it waits, its clock in each table with a bound, by the table's number.
+        progress: how far it is in each synchronous table, by the table's number; while it waits, in those with a bound.
+        note: now and then.
     """
 
     worker_id: int
@@ -65,7 +79,8 @@ class Line(Struct, array_like=True, forbid_unknown_fields=True):
     gave_up_ns: int = 0
     waited_ns: int = 0
     wait: WaitOf | None = None
-    clocks: dict[int, int] = {}
+    progress: dict[int, list[int]] = {}
+    note: Note | None = None
 
     @property
     def is_live(self) -> bool:
@@ -81,28 +96,6 @@ class Workers(_Message):
 
     workers: list[Line]
     now: int | None = None
-
-
-class Note(Struct, forbid_unknown_fields=True):
-    """What a host knows of a worker's process; ``logged`` is the step and the values that it has given to `mv.log`."""
-
-    program: str
-    cpu_seconds: float
-    resident_bytes: int
-    logged: dict[str, Any] | None
-
-
-class Statistics(_Message):
-    """What workers have done with each table, by its number and theirs, and their processes, by their number."""
-
-    tables: dict[int, dict[int, dict[str, float]]]
-    notes: dict[int, Note] = {}
-
-
-class Progress(_Message):
-    """How far workers are in synchronous tables."""
-
-    tables: Reached
 
 
 class Clocks(_Message):
@@ -333,7 +326,6 @@ class Welcome(_Message):
     released: int
     workers: list[Line]
     clocks: Reached
-    progress: Reached
     overwritten: dict[int, dict[int, int]]
     tables: list[Make]
     ordered: int
@@ -345,11 +337,11 @@ class Over(_Message):
 
 Report = (
     Hello | Options | Workers | Settled | Create | Withdraw | Done | Unused | Used | Parted | Gather | Brought
-    | AllGather | Ask | Notify | Statistics | Progress | Clocks | Gone
+    | AllGather | Ask | Notify | Clocks | Gone
 )  # fmt: skip
 TableOrder = Make | Begin | Drop | Used | Part | Free
 HostOrder = (
-    Peers | Workers | Statistics | Progress | Clocks | Take | Bring | Gathered | Lost | Joined | Over
+    Peers | Workers | Clocks | Take | Bring | Gathered | Lost | Joined | Over
 )  # fmt: skip
 Order = TableOrder | HostOrder | AllGathered | Answer | Agreed | Refuse | Welcome
 ToHost = tuple[int, Order]

@@ -71,14 +71,13 @@ class TableSteps:
         coming: hosts that take a lost one's place; no table is begun before they are let in.
 
     Attributes:
-        clocks: by table and worker, as far as reported; ``progress``: the same of rounds.
+        clocks: by table and worker, as far as reported.
         overwritten: of a synchronous table, the last turns at which a host's values became everybody's, and whose.
         ordered: tables made by order, those that are closed included.
     """
 
     def __init__(self, names: Sequence[str], hosts: KnownHosts, coming: dict[int, Address]) -> None:
         self.clocks: Reached = {}
-        self.progress: Reached = {}
         self.overwritten: dict[int, dict[int, int]] = {}
         self.ordered = 0
         self._names = names
@@ -236,7 +235,6 @@ class TableSteps:
                 return []
             del self._made[unused.key], self._orders_to_make[unused.key]
             self.clocks.pop(number, None)
-            self.progress.pop(number, None)
             self.overwritten.pop(number, None)
             unused.waits_for = there
             return self._hosts.to_all(Part(unused.key, number))

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 import numpy as np
 
-from multiverso.hosts.control.messages import Reached, Report
+from multiverso.hosts.control.messages import Line, Reached, Report
 from multiverso.hosts.fabric import Fabric
 from multiverso.hosts.roster import Roster
 from multiverso.hosts.values.options import ExchangeOptions
 from multiverso.runtime.job.control import Control
 from multiverso.runtime.several_hosts.following import Clocks, Follower
-from multiverso.runtime.several_hosts.mirror import write_progress
+from multiverso.runtime.several_hosts.mirror import show_progress, write_progress
 from multiverso.runtime.several_hosts.moving import Mover, move_deadline
 from multiverso.shards.shard import Shard
 
@@ -35,7 +35,6 @@ class ExchangedTables:
         fabric, mover, shards, report: as above.
         exchange: how tables travel, once a worker has said so.
         joined: the tables that a worker may still want; of the thread that moves.
-        remote_statistics: what workers of other hosts have done with each table, by its number and theirs.
     """
 
     def __init__(
@@ -50,7 +49,6 @@ class ExchangedTables:
     ) -> None:
         self.exchange = ExchangeOptions()
         self.joined: set[int] = set()
-        self.remote_statistics: dict[int, dict[int, dict[str, float]]] = {}
         self._roster = roster
         self.fabric = fabric
         self.mover = mover
@@ -148,7 +146,6 @@ class ExchangedTables:
                 self.joined.discard(number)
                 self._attached.remove(number)
                 self.fabric.detach(number)
-            self.remote_statistics.pop(number, None)
 
         self.mover.do(part, then)
 
@@ -159,14 +156,11 @@ class ExchangedTables:
         if self._clocks is not None:
             self._clocks.hear(tables)
 
-    def show_progress(self, tables: Reached) -> None:
+    def show_all(self, lines: Iterable[Line], clocks: Reached) -> None:
         """Shows how far other hosts' workers are, whose adds up to there are in this host's copies."""
         shards = self.shards()
-        for number, lines in tables.items():
-            if number in shards:
-                write_progress(shards[number], lines)
-
-    def note_statistics(self, tables: dict[int, dict[int, dict[str, float]]]) -> None:
-        """Other hosts have reported what their workers have done."""
-        for number, lines in tables.items():
-            self.remote_statistics.setdefault(number, {}).update(lines)
+        for line in lines:
+            show_progress(line, shards)
+        for number in clocks.keys() & shards.keys():
+            for worker, progress in clocks[number].items():
+                write_progress(shards[number], worker, progress)

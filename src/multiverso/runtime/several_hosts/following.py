@@ -138,7 +138,8 @@ class Clocks:
         with self._lock:  # one that is forgotten after this may be freed, and its memory another's
             for number, lines in heard.items():
                 if number in self._tables and number in shards:
-                    write_progress(shards[number], lines)
+                    for worker, progress in lines.items():
+                        write_progress(shards[number], worker, progress)
         self._follower.wake()
         return True
 
@@ -147,7 +148,7 @@ class Clocks:
         shards = self._shards()
         with self._lock:
             tables = [number for number in self._tables if number in shards]
-        found = {number: read_progress(shards[number], self._local) for number in tables}
+        found = {number: {i: read_progress(shards[number], i) for i in self._local} for number in tables}
         changed = {number: lines for number, lines in found.items() if lines != self._reported.get(number)}
         if not changed:
             return False

@@ -8,7 +8,7 @@ clock has them, with the sender's time beside them.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
 
@@ -21,7 +21,6 @@ from multiverso.shards.shard import Shard
 
 def read_lines(control: Control, worker_ids: Iterable[int], shards: Mapping[int, Shard]) -> list[Line]:
     """Returns the lines of workers of this host; those that have not come have none."""
-    with_clocks = {number: shard for number, shard in shards.items() if shard.consistency.has_clocks}
     lines = []
     for worker_id in worker_ids:
         worker = control.worker(worker_id)
@@ -30,31 +29,27 @@ def read_lines(control: Control, worker_ids: Iterable[int], shards: Mapping[int,
         line = msgspec.convert(worker, Line, from_attributes=True)
         line.checkpoint = control.checkpoint(worker_id)
         line.waited_ns = int(control.waited_seconds(worker_id) * 1e9)
-        if line.wait:  # after it was read, so that they are as new as this
-            line.clocks = _clocks(worker_id, with_clocks)
+        line.progress = {  # after its wait was read, so that it is as new as this
+            number: read_progress(shard, worker_id)
+            for number, shard in shards.items()
+            if shard.consistency.in_rounds or (line.wait and shard.consistency.has_clocks and shard.enrolled(worker_id))
+        }
         lines.append(line)
     return lines
 
 
-def _clocks(worker_id: int, shards: Mapping[int, Shard]) -> dict[int, int]:
-    return {
-        number: load64(shard.line(worker_id) + at.CLOCK)
-        for number, shard in shards.items()
-        if shard.enrolled(worker_id)
-    }
-
-
-def _show_clocks(line: Line, shards: Mapping[int, Shard]) -> None:
-    """Shows what a worker has done by itself; what others may continue with is shown by `write_progress`, later.
+def show_progress(line: Line, shards: Mapping[int, Shard]) -> None:
+    """Shows what a worker has done by itself; how far others may rely on its clocks is said later (`messages.Clocks`).
 
     A clock that is not there is not known: the worker has closed the table, or is one in a dead one's place that has
     not opened it yet. What was said of it before is no longer true, and the others will learn that later, too.
     """
-    if line.wait is None:
-        return  # these are not looked at
     for number, shard in shards.items():
-        if shard.consistency.has_clocks:
-            store64(shard.line(line.worker_id) + at.REACHED, line.clocks.get(number, -1) + 1)
+        found = line.progress.get(number)
+        if shard.consistency.in_rounds and found is not None:
+            write_progress(shard, line.worker_id, found)
+        elif shard.consistency.has_clocks and line.wait is not None:  # else these are not looked at
+            store64(shard.line(line.worker_id) + at.REACHED, 0 if found is None else found[-1] + 1)
 
 
 def write_line(control: Control, line: Line, sent_ns: int | None, shards: Mapping[int, Shard] | None = None) -> bool:
@@ -79,7 +74,7 @@ def write_line(control: Control, line: Line, sent_ns: int | None, shards: Mappin
         store32(block + at.INCARNATION, line.incarnation)
         if line.gave_up_ns:
             store64(block + at.GAVE_UP, line.gave_up_ns + shift)
-        _show_clocks(line, shards or {})  # before the wait, which is looked at with them
+        show_progress(line, shards or {})  # before the wait, which is looked at with it
         _write_wait(block, line, shift)
     if line.liveness == at.ALIVE:
         store32(block + at.LIVENESS, line.liveness)
@@ -112,21 +107,17 @@ def _write_wait(block: int, line: Line, shift: int) -> None:
     store32(block + at.WAIT_SEQ, sequence + 2)
 
 
-def read_progress(shard: Shard, worker_ids: Iterable[int]) -> dict[int, list[int]]:
-    """Returns how far workers of this host are in a table's rounds and clocks, as ``write_progress`` takes it."""
-    lines = {worker: shard.line(worker) for worker in worker_ids}
-    return {
-        worker: [int(shard.enrolled(worker)), *(load64(line + word) for word in _PROGRESS)]
-        for worker, line in lines.items()
-    }
+def read_progress(shard: Shard, worker: int) -> list[int]:
+    """Returns how far a worker of this host is in a table's rounds and clocks, as ``write_progress`` takes it."""
+    return [int(shard.enrolled(worker)), *(load64(shard.line(worker) + word) for word in _PROGRESS)]
 
 
-def write_progress(shard: Shard, lines: dict[int, list[int]]) -> None:
-    """Shows how far workers of another host are; whether one takes part at all is said last."""
-    for worker, (enrolled, *words) in lines.items():
-        for word, value in zip(_PROGRESS, words, strict=True):
-            store64(shard.line(worker) + word, value)
-        store32(shard.line(worker) + at.ENROLLED, enrolled)
+def write_progress(shard: Shard, worker: int, progress: Sequence[int]) -> None:
+    """Shows how far a worker of another host is; whether it takes part at all is said last."""
+    enrolled, *words = progress
+    for word, value in zip(_PROGRESS, words, strict=True):
+        store64(shard.line(worker) + word, value)
+    store32(shard.line(worker) + at.ENROLLED, enrolled)
 
 
 _PROGRESS = (at.STAGED, at.FOLDED, at.FIRST_STEP, at.CLOCK)

@@ -39,10 +39,8 @@ from multiverso.hosts.control.messages import (
     Over,
     Part,
     Peers,
-    Progress,
     Refuse,
     Report,
-    Statistics,
     Take,
     Used,
     Welcome,
@@ -255,6 +253,7 @@ class OtherHosts(Hosts):
         match order:
             case Workers():
                 shards = self._shards()
+                self._notes |= {line.worker_id: line.note for line in order.workers if line.note is not None}
                 changed = [
                     line.worker_id for line in order.workers if write_line(self.control, line, order.now, shards)
                 ]
@@ -293,11 +292,6 @@ class OtherHosts(Hosts):
                 self.barriers.bring(order)
             case Gathered():
                 self.barriers.gathered(order)
-            case Statistics():
-                self.tables.note_statistics(order.tables)
-                self._notes |= order.notes
-            case Progress():
-                self.tables.show_progress(order.tables)
             case Clocks():
                 self.tables.hear_clocks(order.tables)
             case Over():
@@ -335,19 +329,23 @@ class OtherHosts(Hosts):
                 self.fabric.connect(peer, address)
 
         def enter() -> None:
-            self.tables.show_progress(order.progress)
-            self.tables.show_progress(order.clocks)
+            self.tables.show_all(order.workers, order.clocks)
             self.is_entering = False
 
         self._creations.take_over(order, enter)
 
     def remote_statistics(self) -> dict[int, dict[int, dict[str, float]]]:
         """See `Hosts.remote_statistics`."""
-        return dict(self.tables.remote_statistics)
+        found: dict[int, dict[int, dict[str, float]]] = {}
+        for worker_id, note in list(self._notes.items()):
+            for number, counts in note.tables.items():
+                found.setdefault(number, {})[worker_id] = counts
+        return found
 
     def remote_notes(self) -> dict[int, dict[str, Any]]:
         """See `Hosts.remote_notes`."""
-        return {worker_id: msgspec.to_builtins(note) for worker_id, note in list(self._notes.items())}
+        notes = {worker_id: msgspec.to_builtins(note) for worker_id, note in list(self._notes.items())}
+        return {worker_id: {name: note[name] for name in note if name != "tables"} for worker_id, note in notes.items()}
 
     def links(self) -> list[dict[str, Any]]:
         """Returns what went to and came from each other host with the tables' values, for `multiverso top`."""

@@ -8,17 +8,17 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import msgspec
+from msgspec.structs import replace
 
-from multiverso.hosts.control.messages import Line, Note, Progress, Report, Statistics, Workers
+from multiverso.hosts.control.messages import Line, Note, Report, Workers
 from multiverso.hosts.roster import Roster
 from multiverso.runtime.job.control import Control
 from multiverso.runtime.job.processes import note_of
-from multiverso.runtime.several_hosts.mirror import read_lines, read_progress
+from multiverso.runtime.several_hosts.mirror import read_lines
 from multiverso.shards.shard import Shard
 
 _LOOK_SECONDS = 0.05
-_STATISTICS_EVERY = 10  # looks
+_NOTES_EVERY = 10  # looks
 _JOIN_SECONDS = 10.0
 
 
@@ -51,7 +51,7 @@ class Reporter:
         self._closing = closing
         self._reporting = threading.Lock()
         self._last_lines: dict[int, Line] = {}
-        self._last_progress: dict[int, dict[int, list[int]]] = {}
+        self._last_notes: dict[int, Note] = {}
         self._thread = threading.Thread(target=self._run, name="multiverso-hosts-report", daemon=True)
 
     def begin(self) -> None:
@@ -75,43 +75,23 @@ class Reporter:
             self._report_changes()
 
     def _run(self) -> None:
-        reported = Statistics({})
         for look in itertools.count():
             if self._closing.wait(_LOOK_SECONDS):
                 return
-            self.report_changes()
-            if look % _STATISTICS_EVERY == 0:
-                found = self._statistics()
-                if found != reported:
-                    reported = found
-                    self._report(found)
+            with self._reporting:
+                self._report_changes(with_notes=look % _NOTES_EVERY == 0)
 
-    def _statistics(self) -> Statistics:
-        local, logged = self._roster.local, self._logged()
-        workers = [worker for worker in map(self._control.worker, local) if worker.pid]
-        return Statistics(
-            {number: {i: shard.statistics(i) for i in local} for number, shard in self._shards().items()},
-            {worker.worker_id: msgspec.convert(note_of(worker, logged), Note) for worker in workers},
-        )
-
-    def _report_changes(self) -> None:
-        now = time.monotonic_ns()
-        lines = {line.worker_id: line for line in read_lines(self._control, self._roster.local, self._shards())}
-        changed = [line for worker_id, line in lines.items() if self._last_lines.get(worker_id) != line]
-        lines_of_tables = self._progress()
-        if lines_of_tables:
-            self._report(Progress(lines_of_tables))
+    def _report_changes(self, with_notes: bool = False) -> None:
+        now, shards = time.monotonic_ns(), self._shards()
+        lines = read_lines(self._control, self._roster.local, shards)
+        changed = {line.worker_id: line for line in lines if self._last_lines.get(line.worker_id) != line}
+        for line in lines if with_notes else ():
+            worker = line.worker_id
+            tables = {number: shard.statistics(worker) for number, shard in shards.items()}
+            note = Note(**note_of(self._control.worker(worker), self._logged()), tables=tables)
+            if note != self._last_notes.get(worker):
+                self._last_notes[worker] = note
+                changed[worker] = replace(line, note=note)
         if changed:
-            self._last_lines = lines
-            self._report(Workers(changed, now))
-
-    def _progress(self) -> dict[int, dict[int, list[int]]]:
-        """How far this host's workers are in the rounds and clocks of tables, where that has changed."""
-        found = {
-            number: read_progress(shard, self._roster.local)
-            for number, shard in self._shards().items()
-            if shard.consistency.in_rounds
-        }
-        changed = {number: lines for number, lines in found.items() if lines != self._last_progress.get(number)}
-        self._last_progress = found
-        return changed
+            self._last_lines = {line.worker_id: line for line in lines}
+            self._report(Workers(list(changed.values()), now))
