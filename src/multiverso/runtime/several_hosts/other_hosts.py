@@ -349,14 +349,12 @@ class OtherHosts(Hosts):
 
     def links(self) -> list[dict[str, Any]]:
         """Returns what went to and came from each other host with the tables' values, for `multiverso top`."""
-        return [
-            {
-                "host": self.roster.names[peer],
-                "state": "lost" if peer in self._lost else "connected" if link["connected"] else "cut",
-                **link,
-            }
-            for peer, link in self.fabric.statistics().items()
-        ]
+        links = []
+        for peer, link in self.fabric.statistics().items():
+            is_connected = link.pop("connected")
+            state = "lost" if peer in self._lost else "connected" if is_connected else "cut"
+            links.append({"host": self.roster.names[peer], "state": state, **link})
+        return links
 
 
 def other_hosts_of(roster: Roster, descriptor: int | None) -> OtherHosts:
