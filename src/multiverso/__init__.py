@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     )
     from multiverso.checkpoints.periodic import Checkpoint, checkpoint
     from multiverso.launch.function import run
+    from multiverso.publications import Publication, Snapshot, Subscription, subscribe
     from multiverso.runtime.discovery.restarts import restarts
     from multiverso.runtime.session.current import current
     from multiverso.tables import (
@@ -56,8 +57,11 @@ __all__ = [
     "Eviction",
     "KeyedTable",
     "MatrixTableHandler",
+    "Publication",
     "ReadOnlyKeyedTable",
     "ReadOnlyTable",
+    "Snapshot",
+    "Subscription",
     "TableHandler",
     "all_reduce",
     "attach_read_only",
@@ -84,6 +88,7 @@ __all__ = [
     "shutdown",
     "size",
     "stats",
+    "subscribe",
     "updaters",
     "worker_id",
     "workers_num",
@@ -100,6 +105,7 @@ if not TYPE_CHECKING:
             ),
             "multiverso.checkpoints": "Checkpoint checkpoint",
             "multiverso.launch.function": "run",
+            "multiverso.publications": "Publication Snapshot Subscription subscribe",
             "multiverso.runtime.session.current": "current",
             "multiverso.runtime.discovery.restarts": "restarts",
             "multiverso.tables": (

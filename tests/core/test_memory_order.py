@@ -22,6 +22,7 @@ MODULES = {
     "multiverso.kernels.rounds.calls": "float32",
     "multiverso.kernels.keyed.calls": None,
     "multiverso.kernels.read_only": None,
+    "multiverso.kernels.publications": None,
 }
 ORDERED = {"load", "store", "change", "fence"}
 COUNTS = f"""

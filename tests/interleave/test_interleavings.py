@@ -21,6 +21,7 @@ SCHEDULES = {
     "rows": 500,
     "reduce_small": 400,
     "reduce_in_chunks": 250,
+    "publications": 500,
 }
 
 

@@ -171,6 +171,26 @@ PROTOCOLS: dict[str, tuple[Threads, Bad]] = {
         ],
         both("unlinked", "pinned", 0, 0),
     ),
+    # kernels/publications.py: `pin` against `make_current` and `free_slot`, and the writing of the slot that was free
+    "a pinned slot": (
+        [
+            [write("pin", 1), fence("seq_cst"), read("current", "moved"), read("slot", "seen")],
+            [write("current", 1), fence("seq_cst"), read("pin", "pinned"), write("slot", 1, after=("pinned",))],
+        ],
+        lambda o: (o["moved"], o["pinned"], o["seen"]) == (0, 0, 1),
+    ),
+    # the same: what was published is whole; a slot whose pin is seen to be gone is not read any more
+    "a published version": (
+        [
+            [write("slot", 1), write("current", 1, "release")],
+            [read("current", "there", "acquire"), read("slot", "seen")],
+        ],
+        both("there", "seen"),
+    ),
+    "a pin given back": (
+        [[read("slot", "seen"), write("given", 1, "release")], [read("given", "back", "acquire"), write("slot", 1)]],
+        both("back", "seen", 1, 1),
+    ),
     # kernels/waits.py: a sleeper says that it sleeps and looks once more; a waker writes and looks for sleepers
     "a wake-up": (
         [

@@ -254,6 +254,16 @@ def bench(full: bool, as_json: bool) -> None:
 
 
 @app.command()
+@click.argument("path")
+@click.option("--name", required=True, help="By which processes of this user find it: multiverso.subscribe(NAME).")
+def publish(path: str, name: str) -> None:
+    """Share a safetensors file with all processes of this host that read it, in one copy, until Ctrl-C."""
+    from multiverso.cli.publish import serve
+
+    raise click.exceptions.Exit(_or_complain(partial(serve, path, name, click.echo)))
+
+
+@app.command()
 @click.option("--dtype", multiple=True, show_default="all", help="For tables of this dtype only (may be given again).")
 def warmup(dtype: tuple[str, ...]) -> None:
     """Compile all kernels now, so that no job has to (a container image, a login node, the first of many jobs)."""
@@ -291,12 +301,12 @@ def completion(shell: str | None) -> None:
 
 
 def _or_complain(action: Callable[[], int]) -> int:
-    from multiverso.errors import OutOfMemoryError, StartupError
+    from multiverso.errors import OutOfMemoryError, SnapshotError, StartupError
     from multiverso.launch.processes import HOW_TO_GET_MORE, NONE_LEFT
 
     try:
         return action()
-    except (StartupError, OutOfMemoryError) as error:
+    except (StartupError, OutOfMemoryError, SnapshotError) as error:
         click.echo(f"multiverso: {error}", err=True)
     except OSError as error:
         if error.errno not in NONE_LEFT:

@@ -18,6 +18,7 @@ OF_A_FLOAT = ("row_cache",)
 OF_NONE = (
     *("locking", "plain_arrays", "rows", "waits", "dense", "rounds.calls", *_BETWEEN_HOSTS),
     *("keyed.calls", "keyed.removal", "keyed.passes", "keyed.rounds", "read_only", "row_cache"),
+    "publications",
 )
 _RULES_DTYPES = ("float32", "float64")
 

@@ -21,6 +21,7 @@ from multiverso.memory.huge_pages import LARGE, Collapser, wanted
 _F_ADD_SEALS, _SEAL_SHRINK = 1033, 2
 _KEEP_SIZE, _PUNCH_HOLE = 1, 2
 _UNASKED = 32 * 1024 * 1024
+_ADVICE = "use a smaller table or fewer synchronous workers (each has a slot of the table's size)"
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.fallocate.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_long, ctypes.c_long)
 
@@ -61,7 +62,7 @@ class Heap:
         """Bytes that are given out and set aside; not those of sparse parts, which are there once they are used."""
         return self._end - self._sparse - sum(size for _, size in self._free)
 
-    def reserve(self, nbytes: int, what: str = "a table") -> int:
+    def reserve(self, nbytes: int, what: str = "a table", advice: str = _ADVICE) -> int:
         """Returns the offset of zeroed memory that is really there, on a page's boundary.
 
         Raises:
@@ -77,8 +78,7 @@ class Heap:
         free = self._free_memory
         if size > free:
             raise OutOfMemoryError(
-                f"{what} of {size / 1e6:,.0f} MB does not fit: {free / 1e6:,.0f} MB of memory are available; "
-                "use a smaller table or fewer synchronous workers (each has a slot of the table's size)"
+                f"{what} of {size / 1e6:,.0f} MB does not fit: {free / 1e6:,.0f} MB of memory are available; {advice}"
             )
         place = next((i for i, (_, room) in enumerate(self._free) if room >= size), None)
         offset = self._end if place is None else self._free[place][0]

@@ -61,6 +61,17 @@ class Look(_Request):
     name: _Text
 
 
+class Subscribe(_Request):
+    """From a reader of a publication to its publisher: asks for the memory.
+
+    ``seen`` is the newest version that it has had from another publisher of this name; versions here become higher.
+    The answer's ``loan`` says what lies where; beside it come the data's descriptor, through which nothing can be
+    written, and that of the readers' memory.
+    """
+
+    seen: _Number = 0
+
+
 # -- from workers ------------------------------------------------------------------------------------------------
 
 
@@ -184,8 +195,8 @@ class Combine(_Request):
 
 
 Request = (
-    Hello | Challenge | Prove | Status | Look | Attach | Ready | Withdraw | Create | Share | Initialised | Close
-    | Cancel | Arrived | Gather | AllGather | Ask | Notify | Combine
+    Hello | Challenge | Prove | Status | Look | Subscribe | Attach | Ready | Withdraw | Create | Share | Initialised
+    | Close | Cancel | Arrived | Gather | AllGather | Ask | Notify | Combine
 )  # fmt: skip
 
 

@@ -172,6 +172,7 @@ def atomics(memory: Memory) -> ModuleType:
         "store_release64": module.store64,
         "fence_acquire": lambda: None,
         "fence_release": lambda: None,
+        "fence_all": lambda: None,
         "prefetch": lambda address: None,
         "prefetch_to_write": lambda address: None,
         "pause": lambda: memory.scheduler.give_way(),

@@ -32,6 +32,7 @@ LAWS_OF = {
     "waits": ("barriers", "clocks", "gates", "rounds", "latecomers", "reduce_small"),
     "reduce": ("reduce_small", "reduce_in_chunks"),
     "stripe_words": ("rows", "locks"),
+    "publications": ("publications",),
 }
 # of which only what is written out below is spoilt: a search through all their lines has not been made
 WRITTEN_ONLY = {"stripe_words"}

@@ -27,13 +27,14 @@ PRIVATE = (
     "multiverso.compiling.declared",
     "multiverso.compiling.declaring",
     "multiverso.layout.words",
+    "multiverso.layout.publications",
     "multiverso.spec.table",
     "multiverso.shards.shard",
     "multiverso.runtime.job.control",
     "multiverso.runtime.several_hosts.mirror",
 )
 # small, so that a schedule is short: what a loop over all possible workers costs, and how often one yields
-CONSTANTS = {"MAX_WORKERS": 8, "_YIELDS": 1, "YIELDS": 1, "_PAUSES": 1, "_TRIES": 2}
+CONSTANTS = {"MAX_WORKERS": 8, "_YIELDS": 1, "YIELDS": 1, "_PAUSES": 1, "_TRIES": 2, "MOST_PINS": 2}
 
 
 class Source:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from interleavings.laws.gates import gates
 from interleavings.laws.locking import locks
+from interleavings.laws.publishing import publications
 from interleavings.laws.reducing import reduce_in_chunks, reduce_small
 from interleavings.laws.rounds import alone, corners, exchanges_and_reads, joining, latecomers, stopped
 from interleavings.laws.rows import rows
@@ -27,4 +28,5 @@ LAWS: dict[str, Law] = {
     "rows": rows,
     "reduce_small": reduce_small,
     "reduce_in_chunks": reduce_in_chunks,
+    "publications": publications,
 }

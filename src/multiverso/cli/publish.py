@@ -1,0 +1,22 @@
+"""``multiverso publish``: a safetensors file for all processes of the host that want it, once in memory."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable
+
+
+def serve(path: str, name: str, say: Callable[[str], None]) -> int:
+    """Publishes a file until the process is ended."""
+    from multiverso.publications import Publication
+    from multiverso.publications.files import leaves_in
+
+    leaves = leaves_in(path)
+    with Publication(name, like=leaves, slots=2) as publication:
+        publication.publish(leaves, text=os.path.abspath(path)[:1000])
+        size = sum(leaf.nbytes for leaf in {leaf.place: leaf for leaf in leaves.values()}.values())
+        del leaves
+        say(f"{path} is published as {name!r} ({size / 1e6:,.1f} MB): read it by multiverso.subscribe({name!r})")
+        while True:
+            signal.pause()

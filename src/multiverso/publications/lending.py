@@ -1,0 +1,197 @@
+"""The publisher's thread: lends the memory to readers, and knows which of them are there."""
+
+from __future__ import annotations
+
+import os
+import select
+import socket
+import sys
+import threading
+import traceback
+from collections.abc import Callable
+from io import FileIO
+
+import msgspec
+
+from multiverso.errors import MultiversoError, StartupError
+from multiverso.layout import publications as at
+from multiverso.memory import mutex
+from multiverso.memory.heap import create
+from multiverso.memory.segment import Segment
+from multiverso.memory.words import load64, store64
+from multiverso.publications.tensors import Layout
+from multiverso.runtime.node.connection import Connection
+from multiverso.runtime.node.entrance import Entrance
+from multiverso.wire import messages
+from multiverso.wire.requests import Challenge, Hello, Prove, Subscribe, request_of
+
+
+class Loan(msgspec.Struct, frozen=True):
+    """What a reader is told beside the descriptors of the data, to read only, and of the readers' memory.
+
+    Attributes:
+        name: of the publication.
+        line: which part of the readers' memory is its own.
+        slots: of the publication.
+        layout: where each tensor lies in one.
+    """
+
+    name: str
+    line: int
+    slots: int
+    layout: Layout
+
+
+class Lender:
+    """Owner: its publication. Its thread serves until :meth:`close`.
+
+    Args:
+        listener: a listening socket that nobody reads from yet.
+        loan: what each reader is told, with another ``line``.
+        data: descriptor of the data; stays the caller's, open until :meth:`close`.
+        on_reader: called with the newest version that a reader has seen before it is let in.
+    """
+
+    def __init__(self, listener: socket.socket, loan: Loan, data: int, on_reader: Callable[[int], None]) -> None:
+        self._loan, self._data, self._on_reader = loan, data, on_reader
+        self._entrance = Entrance(listener, None)
+        self._connections: dict[int, Connection] = {}
+        self._lines: dict[int, int] = {}  # of readers, by their connection's descriptor
+        (self._readers,) = map(FileIO, map(create, ["readers"], [at.MOST_READERS * at.READER_BYTES]))
+        self.memory = Segment(self._readers.fileno(), sparse=True)
+        mutex.initialise(self.memory.address + at.LIFE, at.MOST_READERS, at.READER_BYTES)
+        self.reached = 0  # lines that were ever lent
+        self._stop: tuple[socket.socket, ...] = socket.socketpair()
+        self._entrance.open(None)
+        self._thread = threading.Thread(target=self._serve, name="multiverso-publication", daemon=True)
+        self._thread.start()
+
+    @property
+    def readers(self) -> int:
+        """How many processes read just now."""
+        return len(self._lines)
+
+    def close(self) -> None:
+        """Ends it: readers keep what they have. May be called again."""
+        self._stop[0].close()
+        if threading.current_thread() is not self._thread:
+            self._thread.join()
+        self.abandon()
+
+    def abandon(self) -> None:
+        """Closes the descriptors; in a forked child, too, which would make the publication look alive."""
+        self._entrance.close()
+        for end in self._stop:
+            end.close()
+        for connection in list(self._connections.values()):
+            connection.socket.close()
+        self._readers.close()
+
+    def release_dead(self) -> bool:
+        """Takes the pins of readers that have died back; whether there were any."""
+        found = False
+        for line in range(self.reached):
+            reader = self.memory.address + line * at.READER_BYTES
+            pins = [reader + at.PINS + 8 * place for place in range(at.MOST_PINS)]
+            if any(map(load64, pins)) and _is_free(reader + at.LIFE):
+                found = True
+                for pin in pins:
+                    store64(pin, 0)
+        return found
+
+    # -- the thread --------------------------------------------------------------------------------------------------
+
+    def _serve(self) -> None:
+        try:
+            with select.epoll() as poll:
+                entrance, stop = self._entrance.listener.fileno(), self._stop[1].fileno()
+                poll.register(entrance, select.EPOLLIN)
+                poll.register(stop, select.EPOLLIN)
+                while True:
+                    for descriptor, _ in poll.poll():
+                        if descriptor == stop:
+                            return
+                        if descriptor == entrance:
+                            for connection in self._entrance.accept(poll):
+                                self._connections[connection.socket.fileno()] = connection
+                        elif descriptor in self._connections:
+                            self._read(poll, self._connections[descriptor])
+        except Exception:
+            traceback.print_exc(file=sys.stderr)
+            print(f"multiverso: publication {self._loan.name!r} takes no more readers", file=sys.stderr)
+
+    def _read(self, poll: select.epoll, connection: Connection) -> None:
+        try:
+            received = messages.receive(connection.socket)
+            if received is not None:
+                message, descriptors = received
+                for descriptor in descriptors:
+                    os.close(descriptor)
+                self._answer(connection, message)
+                return
+        except BlockingIOError:
+            return
+        except (OSError, ValueError):
+            pass
+        descriptor = connection.socket.fileno()
+        poll.unregister(descriptor)
+        del self._connections[descriptor]
+        self._lines.pop(descriptor, None)
+        connection.socket.close()
+
+    def _answer(self, connection: Connection, message: messages.Message) -> None:
+        try:
+            request = request_of(message)
+            if not connection.proven and not isinstance(request, Challenge | Prove):
+                raise StartupError("this process has not proven that it belongs to this user")
+            match request:
+                case Hello():
+                    connection.reply(request.id, {})
+                case Challenge():
+                    self._entrance.challenge(connection, request)
+                case Prove():
+                    self._entrance.prove(connection, request)
+                case Subscribe():
+                    self._lend(connection, request)
+                case _:
+                    raise StartupError("this is a publication, and no job's node")
+        except MultiversoError as error:
+            connection.refuse(message.get("id"), error)
+
+    def _lend(self, connection: Connection, request: Subscribe) -> None:
+        descriptor = connection.socket.fileno()
+        line = self._lines[descriptor] if descriptor in self._lines else self._free_line()
+        self._on_reader(request.seen)
+        self.reached = max(self.reached, line + 1)
+        self._lines[descriptor] = line
+        try:
+            # another open file of the same memory: what it cannot do, no copy of it can
+            reading = os.open(f"/proc/self/fd/{self._data}", os.O_RDONLY | os.O_CLOEXEC)
+        except OSError as error:
+            raise StartupError(f"this system gives no memory that can only be read ({error})") from error
+        try:
+            loan = msgspec.to_builtins(msgspec.structs.replace(self._loan, line=line))
+            connection.reply(request.id, {"loan": loan}, (reading, self._readers.fileno()))
+        finally:
+            os.close(reading)
+
+    def _free_line(self) -> int:
+        lent = set(self._lines.values())
+        for line in range(at.MOST_READERS):
+            reader = self.memory.address + line * at.READER_BYTES
+            if line not in lent and _is_free(reader + at.LIFE):
+                for place in range(at.MOST_PINS):
+                    store64(reader + at.PINS + 8 * place, 0)
+                return line
+        raise StartupError(
+            f"publication {self._loan.name!r} has {at.MOST_READERS} readers on this host, and there is no room for more"
+        )
+
+
+def _is_free(life: int) -> bool:
+    """Whether nobody holds a reader's life lock: it has not come yet, has gone, or has died."""
+    code = mutex.try_lock(life)
+    if code in (0, mutex.OWNER_DEAD):
+        mutex.recover(life)
+        mutex.unlock(life)
+    return code != mutex.BUSY

@@ -1,0 +1,146 @@
+"""One version of a publication, as a reader has it: read in place, and kept for as long as anything refers to it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from multiverso.errors import ClosedError, SnapshotError
+from multiverso.in_process import InProcess
+from multiverso.kernels import publications as kernels
+from multiverso.layout import publications as at
+from multiverso.publications.attachment import Attachment, Pin
+from multiverso.publications.loading import load_into
+from multiverso.publications.tensors import Layout, as_array, as_tensor
+
+Array = npt.NDArray[Any]
+
+
+class Snapshot(Mapping[str, Array], InProcess):
+    """A whole version: a mapping from names to arrays that are the shared memory itself, and cannot be written to.
+
+    Nothing is copied. As long as the snapshot or any array of it is referred to, its publisher leaves this version
+    alone and
+    uses other slots: let it go when the next one is wanted, best by ``with``.
+
+    Attributes:
+        version: its number, higher than those before.
+    """
+
+    def __init__(self, attachment: Attachment, pin: Pin) -> None:
+        self._attachment, self._pin = attachment, pin
+        self.version = pin.word >> at.SLOT_BITS
+        self._memory: npt.NDArray[np.uint8] | None = None
+
+    @property
+    def step(self) -> int | None:
+        """The training's step, if its publisher has said one."""
+        meta = self._meta()
+        return int(meta["STEP"]) if meta["HAS_STEP"] else None
+
+    @property
+    def time(self) -> float:
+        """When it was published, in seconds since 1970."""
+        return float(self._meta()["TIME"])
+
+    @property
+    def text(self) -> str:
+        """What its publisher has said beside it."""
+        meta = self._meta()
+        return bytes(meta["TEXT"])[: int(meta["TEXT_BYTES"])].decode()
+
+    @property
+    def checksums(self) -> dict[str, int]:
+        """The checksum of each tensor, below 2**64, as its publisher has worked it out while it copied."""
+        sums = self._bytes()[at.META.size :][: 8 * len(self._layout.tensors)].view(np.uint64)
+        return {name: int(sums[number]) for name, number in self._layout.by_name.items()}
+
+    def verify(self) -> None:
+        """Reads all tensors and compares their checksums.
+
+        Raises:
+            SnapshotError: one differs, which only broken memory can bring about.
+        """
+        memory = self._bytes()
+        expected = memory[at.META.size :][: 8 * len(self._layout.tensors)].view(np.int64)
+        base, add_up = memory.__array_interface__["data"][0], kernels.summed.compiled()
+        for tensor, checksum in zip(self._layout.tensors, expected, strict=True):
+            if add_up(base + tensor.offset, tensor.words, 0) != checksum:
+                raise SnapshotError(f"version {self.version} of {self._attachment.name!r}: {tensor} is damaged")
+
+    def torch(self) -> dict[str, Any]:
+        """Returns PyTorch tensors that are the shared memory itself.
+
+        ``model.load_state_dict(snapshot.torch(), assign=True)`` makes them a model's parameters without a copy. They
+        must not
+        be written to: that ends the process (SIGSEGV), as the memory is mapped for reading only.
+        """
+        memory = self._bytes()
+        return {name: as_tensor(memory, self._layout.tensors[number]) for name, number in self._layout.by_name.items()}
+
+    def load_into(self, model: Any) -> None:
+        """Copies the tensors into a model's own, in place.
+
+        Args:
+            model: a PyTorch module, a Keras model, or writable arrays and tensors, named as in the publication.
+
+        Raises:
+            ShapeMismatchError, DtypeMismatchError: other names, shapes or dtypes. Nothing was changed.
+        """
+        load_into(model, self._layout, self._bytes())
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Writes it to a safetensors file, whole or not at all; version, step, time and text go into its metadata.
+
+        A tensor with several names is written under the first one; the metadata say which are the same.
+
+        Raises:
+            SnapshotError: it cannot be written.
+        """
+        from multiverso.publications.files import save
+
+        meta = {"version": str(self.version), "time": str(self.time), "text": self.text}
+        save(path, self._bytes(), self._layout, meta if self.step is None else {**meta, "step": str(self.step)})
+
+    def release(self) -> None:
+        """Lets it go: arrays that were taken from it stay good, and keep this version until they are gone, too."""
+        self._memory = None
+        self._pin = None  # type: ignore[assignment]
+
+    def __getitem__(self, name: str) -> Array:
+        tensor = self._layout.tensors[self._attachment.by_name[name]]
+        return as_array(self._bytes(), tensor)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._attachment.by_name)
+
+    def __len__(self) -> int:
+        return len(self._attachment.by_name)
+
+    def __enter__(self) -> Snapshot:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.release()
+
+    def __repr__(self) -> str:
+        return f"<Snapshot of {self._attachment.name!r}, version {self.version}>"
+
+    @property
+    def _layout(self) -> Layout:
+        return self._attachment.layout
+
+    def _bytes(self) -> npt.NDArray[np.uint8]:
+        """Returns the slot; the arrays made of it keep the pin."""
+        if self._memory is None:
+            if self._pin is None:
+                raise ClosedError(f"{self!r} has been released: take the next one")
+            self._memory = np.asarray(self._pin)
+        return self._memory
+
+    def _meta(self) -> Any:
+        return self._bytes()[: at.META.size].view(at.META.dtype)[0]

@@ -1,0 +1,275 @@
+"""The reader's side: whichever process publishes under a name, now and after it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import socket
+import threading
+import time
+import weakref
+from typing import Any
+
+from multiverso.deadline import Deadline
+from multiverso.errors import ClosedError, MultiversoError, StartupError, WaitTimeoutError
+from multiverso.in_process import InProcess
+from multiverso.layout import publications as at
+from multiverso.memory.words import load32, wait_for_change
+from multiverso.publications import names
+from multiverso.publications.attachment import Attachment
+from multiverso.publications.snapshot import Snapshot
+
+_ANSWER_SECONDS = 10.0  # within which a publisher has to answer
+_LOOK_SECONDS = 0.02  # between two looks for a publisher
+_SLICE_SECONDS = 0.2  # after which a waiting reader looks whether there is another publisher
+_open: weakref.WeakSet[Subscription] = weakref.WeakSet()
+
+
+class Subscription(InProcess):
+    """What this process reads of a publication; from :func:`subscribe`. May be used by several threads.
+
+    Attributes:
+        name: of the publication.
+    """
+
+    def __init__(self, name: str, job: str | None, timeout_seconds: float) -> None:
+        self.name, self._job = names.checked(name), job
+        self._timeout_seconds = Deadline.after(timeout_seconds).seconds
+        self._pid = os.getpid()
+        self._attachment: Attachment | None = None  # of the publisher whose versions are read
+        self._kept: list[
+            Attachment
+        ] = []  # whose life locks the thread holds: that one, and those of which snapshots are left
+        self._changed = threading.Condition()
+        self._refusal: MultiversoError | None = None
+        self._closing = threading.Event()
+        self._ends = socket.socketpair()
+        self._thread = threading.Thread(target=self._follow, name="multiverso-reader", daemon=True)
+        _open.add(self)
+        self._thread.start()
+
+    @property
+    def version(self) -> int:
+        """The newest version there is; 0 before the first."""
+        attachment = self._attachment
+        return attachment.version if attachment is not None else 0
+
+    def latest(self, timeout_seconds: float | None = None) -> Snapshot:
+        """Returns the newest version, whole; before there is one it waits.
+
+        When the publisher has ended, this is its last version, until another one publishes.
+
+        Args:
+            timeout_seconds: for the first version; by default the subscription's.
+
+        Raises:
+            WaitTimeoutError: nothing was published in time.
+            ClosedError: the subscription is closed, or this is a forked child.
+        """
+        attachment = self._attachment
+        if attachment is None or self._pid != os.getpid():
+            return self.wait(0, timeout_seconds)
+        snapshot = self._take(attachment)
+        return self.wait(0, timeout_seconds) if snapshot is None else snapshot
+
+    def wait(self, newer_than: int, timeout_seconds: float | None = None) -> Snapshot:
+        """Waits for a version that is newer than one, and returns the newest.
+
+        Args:
+            newer_than: the version of the snapshot before.
+            timeout_seconds: by default the subscription's.
+
+        Raises:
+            WaitTimeoutError: none came in time; says whether somebody publishes.
+            ClosedError: the subscription is closed, or this is a forked child.
+        """
+        seconds = self._timeout_seconds if timeout_seconds is None else timeout_seconds
+        deadline = Deadline.after(seconds)
+        while True:
+            self._check()
+            attachment = self._attachment
+            if attachment is None:
+                with self._changed:
+                    if self._refusal is not None:
+                        raise self._refusal
+                    if self._attachment is None:
+                        self._changed.wait(deadline.left(_SLICE_SECONDS))
+            else:
+                event = load32(attachment.event)
+                if attachment.version > newer_than:
+                    snapshot = self._take(attachment)
+                    if snapshot is not None:
+                        return snapshot
+                wait_for_change(attachment.event, event, deadline.left(_SLICE_SECONDS))
+            if deadline.passed and (self._attachment is None or self._attachment.version <= newer_than):
+                raise WaitTimeoutError(self._what_is_missing(newer_than, deadline))
+
+    def load_into(self, model: Any) -> int:
+        """Copies the newest version's tensors into a model's own, in place, and returns the version.
+
+        Raises:
+            as :meth:`latest` and :meth:`Snapshot.load_into`.
+        """
+        with self.latest() as snapshot:
+            snapshot.load_into(model)
+            return snapshot.version
+
+    def close(self) -> None:
+        """Ends it. Snapshots and arrays that are still referred to stay good. May be called again."""
+        self._closing.set()
+        if self._pid == os.getpid() and threading.current_thread() is not self._thread:
+            with contextlib.suppress(OSError):
+                self._ends[0].shutdown(socket.SHUT_RDWR)
+            if not any(attachment.pinned for attachment in self._kept):
+                self._thread.join()
+
+    def __enter__(self) -> Subscription:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"<Subscription to {self.name!r}, version {self.version}>"
+
+    def _check(self) -> None:
+        if self._pid != os.getpid():
+            raise ClosedError(
+                f"the subscription to {self.name!r} belongs to process {self._pid}, and this is a child "
+                "of it: subscribe here"
+            )
+        if self._closing.is_set():
+            raise ClosedError(f"the subscription to {self.name!r} is closed")
+
+    def _take(self, attachment: Attachment) -> Snapshot | None:
+        if self._closing.is_set():
+            self._check()
+        try:
+            pin = attachment.take()
+        except IndexError:
+            raise ClosedError(
+                f"this process keeps {at.MOST_PINS} snapshots of {self.name!r}, as many as it may: let some go, and "
+                "arrays that were taken from them"
+            ) from None
+        return None if pin is None else Snapshot(attachment, pin)
+
+    def _what_is_missing(self, newer_than: int, deadline: Deadline) -> str:
+        wanted = f"a version of {self.name!r} newer than {newer_than}" if newer_than else f"a version of {self.name!r}"
+        if self._attachment is None:
+            there = "nobody of this user publishes it on this host"
+            if self._job is not None:
+                there += f" in the job {self._job!r}"
+        else:
+            there = f"the newest is {self._attachment.version}"
+            there += "" if self._attachment.connected else ", and its publisher is gone"
+        return f"waited {deadline} for {wanted}: {there}"
+
+    # -- the thread --------------------------------------------------------------------------------------------------
+
+    def _follow(self) -> None:
+        """Attaches to one publisher after another, and keeps the life lock of each as long as pins there may matter."""
+        try:
+            while (attachment := self._next_publisher()) is not None:
+                self._kept.append(attachment)
+                attachment.live()
+                while attachment.version == 0 and self._attachment is not None:  # what is there is better than nothing
+                    if self._ended(attachment, _LOOK_SECONDS):
+                        break
+                else:
+                    with self._changed:
+                        self._attachment = attachment
+                        self._changed.notify_all()
+                    while not self._ended(attachment, None):
+                        pass
+                attachment.connected = False
+                attachment.link.close()
+                self._kept = [one for one in self._kept if one is self._attachment or not one.die()]
+                if self._closing.is_set():
+                    break
+        except BaseException as error:
+            with self._changed:
+                self._refusal = StartupError(f"the subscription to {self.name!r} has failed: {error!r}")
+                self._changed.notify_all()
+        while kept := [one for one in self._kept if not one.die()]:
+            self._kept = kept
+            time.sleep(_LOOK_SECONDS)
+        for end in self._ends:
+            end.close()
+
+    def _next_publisher(self) -> Attachment | None:
+        """Looks until there is one; None when the subscription is closed."""
+        while not self._closing.is_set():
+            found: list[Attachment] = []
+            try:
+                for address in names.addresses(self.name, self._job):
+                    with contextlib.suppress(MultiversoError):
+                        found.append(Attachment(address, self.version, time.monotonic() + _ANSWER_SECONDS))
+                refusal = self._ambiguous(len(found))
+            except MultiversoError as error:
+                refusal = error
+            if len(found) == 1:
+                return found[0]
+            for attachment in found:
+                attachment.link.close()
+            with self._changed:
+                self._refusal = refusal
+                self._changed.notify_all()
+            self._closing.wait(_LOOK_SECONDS)
+        return None
+
+    def _ambiguous(self, number: int) -> MultiversoError | None:
+        if number < 2:
+            return None
+        return StartupError(
+            f"{number} jobs of this user publish {self.name!r} on this host: say which, by job=, the address that "
+            "`multiverso top --json` shows"
+        )
+
+    def _ended(self, attachment: Attachment, seconds: float | None) -> bool:
+        """Waits so long for the end of a publisher, or of this subscription."""
+        poll = select.poll()
+        poll.register(self._ends[1].fileno(), select.POLLRDHUP)
+        poll.register(attachment.link.connection.fileno(), select.POLLRDHUP)
+        return bool(poll.poll(None if seconds is None else seconds * 1000))
+
+
+def subscribe(name: str, job: str | None = None, *, timeout_seconds: float = 120.0) -> Subscription:
+    """Returns a subscription to a publication of this user on this host; see :class:`multiverso.Publication`.
+
+    It returns at once; what is read first waits for a publisher and its first version. When the publisher ends or
+    dies, its last version stays, and the next publisher of the name is followed, whose versions are higher.
+
+    Args:
+        name: of the publication.
+        job: the address of the job that publishes it, as ``multiverso top --json`` and MULTIVERSO_NODE have it. By
+            default the only one here that does.
+        timeout_seconds: deadline of each wait for a version.
+
+    Raises:
+        ValueError: the name is empty or too long.
+
+    Example:
+        >>> import numpy as np
+        >>> weights = {"w": np.arange(6, dtype="float32").reshape(2, 3)}
+        >>> with mv.Publication("weights-of-docs", like=weights) as publication:
+        ...     publication.publish(weights, step=7)
+        ...     with mv.subscribe("weights-of-docs") as subscription, subscription.latest() as snapshot:
+        ...         print(snapshot.version, snapshot.step, snapshot["w"].sum())
+        1
+        1 7 15.0
+    """
+    return Subscription(name, job, timeout_seconds)
+
+
+def _after_fork_in_child() -> None:
+    """A forked child that kept the connection would make its parent look alive to the publisher."""
+    for subscription in list(_open):
+        for end in subscription._ends:
+            end.close()
+        attachment = subscription._attachment
+        if attachment is not None:
+            attachment.link.close()
+
+
+os.register_at_fork(after_in_child=_after_fork_in_child)

@@ -1,0 +1,264 @@
+"""What is published: the tensors of a model, and where each lies in a slot."""
+
+from __future__ import annotations
+
+import itertools
+import sys
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from msgspec import Struct
+
+from multiverso.errors import DtypeMismatchError, ShapeMismatchError
+from multiverso.layout.publications import META
+from multiverso.layout.words import CACHE_LINE, PAGE, round_up
+
+Array = npt.NDArray[Any]
+_SHOWN = 4
+
+
+class Tensor(Struct, frozen=True):
+    """One tensor of a publication.
+
+    Attributes:
+        names: what it is called; several for a tensor that a model has under several names.
+        dtype: by NumPy's or ml-dtypes' name, which is torch's, too: ``"bfloat16"``, ``"float8_e4m3fn"``.
+        shape: of it.
+        offset: where it begins in a slot, in bytes.
+        nbytes: its size.
+    """
+
+    names: list[str]
+    dtype: str
+    shape: list[int]
+    offset: int
+    nbytes: int
+
+    @property
+    def words(self) -> int:
+        """The 64-bit words that it takes, the last one filled up with zeros."""
+        return -(-self.nbytes // 8)
+
+    def __str__(self) -> str:
+        return f"{self.names[0]!r}: {self.dtype} {tuple(self.shape)}"
+
+
+class Layout(Struct, frozen=True):
+    """All tensors of a publication.
+
+    Attributes:
+        tensors: in their order.
+        slot_bytes: of a whole version, with what is said of it.
+    """
+
+    tensors: list[Tensor]
+    slot_bytes: int
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all tensors."""
+        return sum(tensor.nbytes for tensor in self.tensors)
+
+    @property
+    def by_name(self) -> dict[str, int]:
+        """The number of each name's tensor."""
+        return {name: number for number, tensor in enumerate(self.tensors) for name in tensor.names}
+
+
+class Leaf(Struct, frozen=True):
+    """A tensor as it lies in this process: ``memory`` keeps it there."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    address: int
+    nbytes: int
+    memory: Any
+
+    @property
+    def place(self) -> tuple[int, str, tuple[int, ...]]:
+        """The same for two names of one tensor."""
+        return self.address, self.dtype, self.shape
+
+
+def layout_of(leaves: Mapping[str, Leaf]) -> Layout:
+    """Returns where the tensors of a model are to lie; a tensor that has several names lies there once."""
+    names: dict[object, list[str]] = {}
+    for name, leaf in leaves.items():
+        names.setdefault(leaf.place if leaf.nbytes else name, []).append(name)
+    offset = round_up(META.size + 8 * len(names), PAGE)
+    tensors = []
+    for alike in names.values():
+        leaf = leaves[alike[0]]
+        tensors.append(Tensor(alike, leaf.dtype, list(leaf.shape), offset, leaf.nbytes))
+        offset = round_up(offset + leaf.nbytes, CACHE_LINE)
+    return Layout(tensors, round_up(offset, PAGE))
+
+
+def arranged(leaves: Mapping[str, Leaf], layout: Layout) -> list[Leaf]:
+    """Returns a model's tensors in the order of a layout.
+
+    Raises:
+        ShapeMismatchError: other names or shapes, or two tensors where the layout has one.
+        DtypeMismatchError: another dtype.
+    """
+    check_names(leaves, layout)
+    found = []
+    for tensor in layout.tensors:
+        leaf = leaves[tensor.names[0]]
+        check_like(tensor, leaf.dtype, leaf.shape)
+        apart = [name for name in tensor.names if leaves[name].place != leaf.place]
+        if apart and leaf.nbytes:
+            raise ShapeMismatchError(
+                f"{tensor.names[0]!r} and {apart[0]!r} were one tensor when the publication was made, and are two now: "
+                "make a publication of another name for a model that does not tie them"
+            )
+        found.append(leaf)
+    return found
+
+
+def check_names(names: Mapping[str, Any], layout: Layout) -> None:
+    """Refuses another list of names.
+
+    Raises:
+        ShapeMismatchError: which ones are missing, and which are not known.
+    """
+    expected = layout.by_name
+    missing, unknown = [n for n in expected if n not in names], [n for n in names if n not in expected]
+    if missing or unknown:
+        said = [f"{what} {_some(which)}" for what, which in (("it lacks", missing), ("it has", unknown)) if which]
+        raise ShapeMismatchError(
+            f"these are not the tensors of the publication, which has {len(expected)}: {', and '.join(said)}"
+        )
+
+
+def check_like(tensor: Tensor, dtype: str, shape: tuple[int, ...]) -> None:
+    """Refuses another dtype or shape."""
+    if tuple(tensor.shape) != shape:
+        raise ShapeMismatchError(f"the publication has {tensor}; got the shape {shape}")
+    if tensor.dtype != dtype:
+        raise DtypeMismatchError(f"the publication has {tensor}; got {dtype}")
+
+
+def _some(names: list[str]) -> str:
+    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+    return ", ".join(map(repr, names[:_SHOWN])) + more
+
+
+# -- from a model ------------------------------------------------------------------------------------------------
+
+
+def leaves_of(model: Any) -> dict[str, Leaf]:
+    """Returns the tensors of a model, by name.
+
+    Args:
+        model: a PyTorch module (its ``state_dict()``), a Keras model (its variables, by path), or arrays and tensors in
+            dicts, lists and tuples, nested or not, whose keys and places make the names, joined by dots.
+
+    Raises:
+        TypeError: something else.
+        ValueError: two tensors of one name, or none at all.
+    """
+    leaves: dict[str, Leaf] = {}
+    for name, value in named(model):
+        if name in leaves:
+            raise ValueError(f"two tensors are called {name!r}: names are made of keys and places, joined by dots")
+        leaves[name] = _leaf(name, value)
+    if not leaves:
+        raise ValueError("there is nothing to publish: no array in it")
+    return leaves
+
+
+def named(model: Any) -> Iterator[tuple[str, Any]]:
+    """Yields each tensor of a model with its name; a Keras model's variables as they are."""
+    if "torch" in sys.modules and callable(getattr(model, "state_dict", None)):
+        return _nested("", model.state_dict())
+    variables = getattr(model, "variables", None)
+    if "keras" in sys.modules and variables is not None and not isinstance(model, Mapping):
+        return ((variable.path, variable) for variable in variables)
+    return _nested("", model)
+
+
+def _nested(prefix: str, value: Any) -> Iterator[tuple[str, Any]]:
+    if isinstance(value, Mapping):
+        parts: Any = value.items()
+    elif isinstance(value, list | tuple):
+        fields = getattr(value, "_fields", None)
+        parts = zip(fields, value, strict=True) if fields else enumerate(value)
+    else:
+        return iter([(prefix, value)])
+    return itertools.chain.from_iterable(
+        _nested(f"{prefix}.{key}" if prefix else str(key), each) for key, each in parts
+    )
+
+
+def _leaf(name: str, value: Any) -> Leaf:
+    if isinstance(value, Leaf):
+        return value
+    if hasattr(value, "assign") and hasattr(value, "value") and "keras" in sys.modules:
+        value = value.value
+    if is_torch(value):
+        tensor = value.detach()
+        if tensor.is_quantized or str(tensor.layout) != "torch.strided":
+            raise TypeError(f"{name!r} is a tensor of layout {tensor.layout}: publish dense tensors")
+        tensor = tensor.cpu().contiguous()
+        dtype = str(tensor.dtype).removeprefix("torch.")
+        return Leaf(dtype, tuple(tensor.shape), tensor.data_ptr(), tensor.numel() * tensor.element_size(), tensor)
+    if isinstance(value, str | bytes) or value is None:
+        raise TypeError(f"{name!r} is {value!r:.80}: a publication is made of arrays and tensors")
+    array = np.ascontiguousarray(value).reshape(np.shape(value))
+    if array.dtype.kind not in "biufc" and array.dtype.type.__module__ != "ml_dtypes":
+        raise TypeError(f"{name!r} is {array.dtype}: a publication is made of arrays of numbers")
+    if not array.dtype.isnative:
+        array = array.astype(array.dtype.newbyteorder("="))
+    return Leaf(array.dtype.name, array.shape, array.__array_interface__["data"][0], array.nbytes, array)
+
+
+def is_torch(value: Any) -> bool:
+    """Returns whether it is a PyTorch tensor; imports nothing."""
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(value, torch.Tensor)
+
+
+# -- to arrays -----------------------------------------------------------------------------------------------------
+
+
+def numpy_dtype(name: str) -> np.dtype[Any]:
+    """Returns NumPy's dtype of that name.
+
+    Raises:
+        DtypeMismatchError: NumPy has none without ml-dtypes.
+    """
+    try:
+        return np.dtype(name)
+    except TypeError:
+        pass
+    try:
+        import ml_dtypes
+
+        found: np.dtype[Any] = np.dtype(getattr(ml_dtypes, name))
+        return found
+    except (ImportError, AttributeError) as error:
+        raise DtypeMismatchError(
+            f"NumPy has no {name}: pip install ml-dtypes, or take PyTorch tensors by snapshot.torch()"
+        ) from error
+
+
+def as_array(memory: npt.NDArray[np.uint8], tensor: Tensor) -> Array:
+    """Returns a tensor in a slot as an array that is not to be written to."""
+    flat = memory[tensor.offset : tensor.offset + tensor.nbytes].view(numpy_dtype(tensor.dtype))
+    array = flat.reshape(tensor.shape)
+    array.flags.writeable = False
+    return array
+
+
+def as_tensor(memory: npt.NDArray[np.uint8], tensor: Tensor) -> Any:
+    """Returns a tensor in a slot as PyTorch's."""
+    import torch
+
+    dtype = getattr(torch, tensor.dtype)
+    if not tensor.nbytes:
+        return torch.empty(tensor.shape, dtype=dtype)
+    flat = torch.from_numpy(memory[tensor.offset : tensor.offset + tensor.nbytes])
+    return flat.view(dtype).reshape(tensor.shape)

@@ -1,0 +1,532 @@
+"""Versions of a model: whole or not at all, through deaths of readers and publishers, and refused in words."""
+
+from __future__ import annotations
+
+import gc
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+import safetensors.numpy
+
+import multiverso as mv
+from multiverso.errors import (
+    ClosedError,
+    DtypeMismatchError,
+    OutOfMemoryError,
+    ShapeMismatchError,
+    SnapshotError,
+    StartupError,
+    WaitTimeoutError,
+)
+from multiverso.memory import heap
+from multiverso.publications import files
+from multiverso.publications.history import History
+
+SECONDS = 60.0
+WEIGHTS = {"w": np.arange(6, dtype=np.float32).reshape(2, 3), "b": np.ones(3, np.int8)}
+
+# Reads version after version, and says each that is not whole: every number of a version is its own.
+READER = """
+    import sys
+    import numpy as np
+    import multiverso as mv
+    subscription = mv.subscribe(sys.argv[1], timeout_seconds=60)
+    print("ready", flush=True)
+    seen, wrong, number = 0, 0, 0
+    while True:
+        with subscription.latest() as snapshot:
+            assert snapshot.version >= seen, (snapshot.version, seen)
+            seen, number = snapshot.version, number + 1
+            wrong += any((array != snapshot.step).any() for array in snapshot.values())
+            if snapshot.text == "end":
+                break
+    print(number, wrong, flush=True)
+"""
+# Publishes the versions that its standard input asks for; one that asks for "on" goes on for ever.
+PUBLISHER = """
+    import sys
+    import numpy as np
+    import multiverso as mv
+    def model(step):
+        return {"a": np.full(50_000, step, np.float64), "b": np.full((3, 1000), step, np.int32)}
+    with mv.Publication(sys.argv[1], like=model(0)) as publication:
+        print("ready", flush=True)
+        step = 0
+        for line in sys.stdin:
+            while True:
+                step += 1
+                version = publication.publish(model(step), step=step, text=line.strip(), wait_seconds=60)
+                if line != "on\\n":
+                    break
+            print(version, flush=True)
+"""
+
+
+@contextmanager
+def program(source: str, *arguments: str) -> Iterator[subprocess.Popen[str]]:
+    """A program that has said that it is ready."""
+    command = [sys.executable, "-c", textwrap.dedent(source), *arguments]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            assert process.stdout.readline() == "ready\n"
+            yield process
+        finally:
+            process.kill()
+
+
+def ask(process: subprocess.Popen[str], text: str) -> int:
+    """Has a publisher publish, and returns the version."""
+    assert process.stdin is not None
+    assert process.stdout is not None
+    process.stdin.write(f"{text}\n")
+    process.stdin.flush()
+    return int(process.stdout.readline())
+
+
+@pytest.fixture
+def name() -> str:
+    """A name that no other test has."""
+    return f"of-test-{os.urandom(8).hex()}"
+
+
+def test_readers_have_what_was_published_as_it_was(name: str) -> None:
+    model: dict[str, Any] = {
+        "nested": {"list": [np.float64(2.5), np.zeros((2, 0, 3), np.uint16)], "tuple": (np.array(True),)},
+        **{
+            dtype: np.arange(7).astype(dtype)
+            for dtype in ("int8", "uint64", "float16", "complex64", "bfloat16", "float8_e4m3fn", "float8_e5m2")
+        },
+        "transposed": np.arange(6, dtype=np.int16).reshape(2, 3).T,
+        "big-endian": np.arange(5, dtype=">f4"),
+    }
+    with mv.Publication(name, like=model) as publication, mv.subscribe(name, timeout_seconds=SECONDS) as subscription:
+        assert publication.publish(model, step=-3, text="näive") == 1
+        with subscription.latest() as snapshot:
+            snapshot.verify()
+            assert (snapshot.version, snapshot.step, snapshot.text) == (1, -3, "näive")
+            assert len(snapshot) == len(snapshot.checksums) == 12
+            assert snapshot["nested.list.0"].shape == ()
+            assert snapshot["nested.list.1"].shape == (2, 0, 3)
+            assert snapshot["bfloat16"].dtype == ml_dtypes.bfloat16
+            for key in ("int8", "uint64", "float16", "complex64", "bfloat16", "transposed", "big-endian"):
+                np.testing.assert_array_equal(snapshot[key], model[key])
+        assert publication.publish(model) == 2
+        assert subscription.latest().step is None
+
+
+def test_arrays_are_the_memory_itself_and_cannot_be_written_to(name: str) -> None:
+    with mv.Publication(name, like=WEIGHTS) as publication, mv.subscribe(name, timeout_seconds=SECONDS) as subscription:
+        publication.publish(WEIGHTS)
+        with subscription.latest() as one, subscription.latest() as other:
+            assert np.shares_memory(one["w"], other["w"])
+            with pytest.raises(ValueError, match="read-only"):
+                one["w"][0, 0] = 1.0
+        program = f"""
+            import ctypes, sys
+            import multiverso as mv
+            snapshot = mv.subscribe({name!r}, timeout_seconds=60).latest()
+            print("ready", flush=True)
+            ctypes.memset(snapshot["w"].ctypes.data, 1, 4)
+        """
+        ended = subprocess.run([sys.executable, "-c", textwrap.dedent(program)], capture_output=True, timeout=SECONDS)
+        assert (ended.stdout, ended.returncode) == (b"ready\n", -signal.SIGSEGV)
+
+
+def test_a_publisher_never_waits_for_readers_unless_it_wants_to(name: str) -> None:
+    with (
+        mv.Publication(name, like=WEIGHTS, slots=2) as publication,
+        mv.subscribe(name, timeout_seconds=SECONDS) as subscription,
+    ):
+        publication.publish(WEIGHTS)
+        kept = subscription.latest()
+        assert publication.publish(WEIGHTS) == 2
+        assert publication.publish(WEIGHTS) is None
+        assert publication.publish(WEIGHTS, wait_seconds=0.01) is None
+        assert publication.left_out == 2
+        array = kept["w"]
+        kept.release()
+        with pytest.raises(ClosedError, match="released"):
+            kept["w"]
+        assert publication.publish(WEIGHTS) is None, "an array of it is still there"
+        threading.Timer(0.05, lambda held: held.clear(), [[array]]).start()
+        del array
+        assert publication.publish(WEIGHTS, wait_seconds=SECONDS) == 3
+
+
+def test_a_reader_keeps_as_many_snapshots_as_there_are_pins_and_is_told_of_more(name: str) -> None:
+    with mv.Publication(name, like=WEIGHTS) as publication, mv.subscribe(name, timeout_seconds=SECONDS) as subscription:
+        publication.publish(WEIGHTS)
+        kept = [subscription.latest() for _ in range(120)]
+        with pytest.raises(ClosedError, match="120 snapshots"):
+            subscription.latest()
+        del kept
+        assert subscription.latest().version == 1
+
+
+@pytest.mark.parametrize("slots", [2, 3])
+def test_every_version_is_whole(name: str, slots: int) -> None:
+    def model(step: int) -> dict[str, Any]:
+        return {"a": np.full(50_000, step, np.float64), "b": np.full((3, 1000), step, np.int32)}
+
+    with (
+        mv.Publication(name, like=model(0), slots=slots) as publication,
+        program(READER, name) as one,
+        program(READER, name) as other,
+    ):
+        for step in range(1, 400):
+            publication.publish(model(step), step=step)
+        publication.publish(model(400), step=400, text="end", wait_seconds=SECONDS)
+        for reader in (one, other):
+            assert reader.stdout is not None
+            number, wrong = map(int, reader.stdout.readline().split())
+            assert number > 0
+            assert wrong == 0
+
+
+def test_a_killed_readers_pin_falls_and_a_stopped_one_keeps_one_slot(name: str) -> None:
+    holder = """
+        import sys
+        import multiverso as mv
+        snapshot = mv.subscribe(sys.argv[1], timeout_seconds=60).latest()
+        print("ready", flush=True)
+        sys.stdin.read()
+    """
+    with mv.Publication(name, like=WEIGHTS, slots=3) as publication:
+        publication.publish(WEIGHTS)
+        with program(holder, name) as reader:
+            os.kill(reader.pid, signal.SIGSTOP)
+            assert [publication.publish(WEIGHTS) for _ in range(20)] == list(range(2, 22))
+            with program(holder, name) as second:
+                assert publication.publish(WEIGHTS) == 22
+                assert publication.publish(WEIGHTS) is None, "each keeps one, and one is current"
+                second.kill()
+                second.wait()
+                assert publication.publish(WEIGHTS, wait_seconds=SECONDS) == 23
+        assert publication.left_out == 1
+
+
+def test_a_publisher_that_is_killed_in_the_middle_has_published_nothing(name: str) -> None:
+    with mv.subscribe(name, timeout_seconds=SECONDS) as subscription:
+        seen = 0
+        for _ in range(3):
+            with program(PUBLISHER, name) as publisher:
+                assert publisher.stdin is not None
+                publisher.stdin.write("on\n")
+                publisher.stdin.flush()
+                for _ in range(20):
+                    with subscription.wait(seen) as snapshot:
+                        assert snapshot.version > seen
+                        seen = snapshot.version
+                        whole(snapshot)
+                publisher.kill()
+                publisher.wait()
+                with subscription.latest() as snapshot:
+                    assert snapshot.version >= seen, "the last version stays"
+                    seen = snapshot.version
+                    whole(snapshot)
+                    snapshot.verify()
+
+
+def whole(snapshot: mv.Snapshot) -> None:
+    for array in snapshot.values():
+        assert (array == snapshot.step).all()
+
+
+def test_the_next_publisher_of_a_name_goes_on_with_higher_versions(name: str) -> None:
+    with mv.subscribe(name, timeout_seconds=SECONDS) as subscription:
+        with program(PUBLISHER, name) as first:
+            versions = [ask(first, "one") for _ in range(5)]
+            assert versions == [1, 2, 3, 4, 5]
+            with pytest.raises(StartupError, match=f"process {first.pid} .* publishes"):
+                mv.Publication(name, like=WEIGHTS)
+            assert subscription.latest().version == 5
+        with mv.Publication(name, like=WEIGHTS) as second:
+            assert second.publish(WEIGHTS) == 1
+            with subscription.wait(5) as snapshot:
+                assert snapshot.version == 6, "the same again, under a number that no reader has had"
+                assert set(snapshot) == {"w", "b"}
+            assert second.publish(WEIGHTS) == 7
+            assert subscription.wait(6).version == 7
+            assert second.accepts(1, lag=1)
+            assert second.accepts(6, lag=1)
+            assert not second.accepts(6, lag=0)
+            assert not any(second.accepts(version, lag=100) for version in (0, 2, 5, 8))
+
+
+def test_samples_are_accepted_by_what_has_been_published_since() -> None:
+    history = History()
+    assert not history.accepts(1, 10)
+    assert [history.next() for _ in range(3)] == [1, 2, 3]
+    assert [lag for lag in range(4) if history.accepts(1, lag)] == [2, 3]
+    assert not history.rise_above(2)
+    assert history.rise_above(9)
+    assert history.next() == 10
+    assert history.rise_above(12)
+    assert history.next(same=True) == 13, "what is current stays, with another number"
+    assert history.accepts(10, 0)
+    assert history.accepts(13, 0)
+    assert history.accepts(3, 1)
+    assert not history.accepts(3, 0)
+    assert not any(history.accepts(version, 100) for version in (0, 4, 9, 11, 12, 14))
+
+
+def test_waiting_ends_with_a_version_or_at_the_deadline(name: str) -> None:
+    with mv.subscribe(name, timeout_seconds=0.05) as subscription:
+        with pytest.raises(WaitTimeoutError, match="nobody of this user publishes it on this host"):
+            subscription.latest()
+        with mv.Publication(name, like=WEIGHTS) as publication:
+            threading.Timer(0.05, publication.publish, [WEIGHTS]).start()
+            assert subscription.wait(0, timeout_seconds=SECONDS).version == 1
+            with pytest.raises(WaitTimeoutError, match=r"newer than 1: the newest is \d$"):
+                subscription.wait(1)
+        assert subscription.latest().version == 1
+        with pytest.raises(WaitTimeoutError, match="publisher is gone"):
+            subscription.wait(1, timeout_seconds=0.3)
+    with pytest.raises(ClosedError, match="is closed"):
+        subscription.latest()
+
+
+def test_snapshots_outlive_their_subscription_and_their_publisher(name: str) -> None:
+    publication = mv.Publication(name, like=WEIGHTS, slots=2)
+    subscription = mv.subscribe(name, timeout_seconds=SECONDS)
+    publication.publish(WEIGHTS)
+    snapshot = subscription.latest()
+    subscription.close()
+    publication.publish(WEIGHTS)
+    assert publication.publish(WEIGHTS) is None, "it is kept after the subscription, too"
+    publication.close()
+    np.testing.assert_array_equal(snapshot["w"], WEIGHTS["w"])
+
+
+def test_a_forked_child_leaves_its_parents_pins_alone_and_is_refused(name: str) -> None:
+    with (
+        mv.Publication(name, like=WEIGHTS, slots=2) as publication,
+        mv.subscribe(name, timeout_seconds=SECONDS) as subscription,
+    ):
+        publication.publish(WEIGHTS)
+        snapshot = subscription.latest()
+        child = os.fork()
+        if child == 0:
+            code = 1
+            try:
+                with pytest.raises(ClosedError, match="child"):
+                    subscription.latest()
+                with pytest.raises(ClosedError, match="child"):
+                    publication.publish(WEIGHTS)
+                del snapshot
+                gc.collect()
+                publication.close()
+                subscription.close()
+                code = 0
+            finally:
+                os._exit(code)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        assert publication.publish(WEIGHTS) == 2
+        assert publication.publish(WEIGHTS) is None, "the parent still has version 1"
+        np.testing.assert_array_equal(snapshot["w"], WEIGHTS["w"])
+        assert subscription.latest().version == 2
+
+
+def test_a_third_slot_takes_memory_only_when_readers_keep_two(name: str) -> None:
+    big = {"w": np.ones(1 << 20, np.float32)}
+    with mv.Publication(name, like=big) as publication, mv.subscribe(name, timeout_seconds=SECONDS) as subscription:
+        taken = [os.fstat(publication._heap.descriptor).st_blocks * 512]
+        for _ in range(5):
+            publication.publish(big)
+        kept = subscription.latest()
+        publication.publish(big)
+        taken.append(os.fstat(publication._heap.descriptor).st_blocks * 512)
+        publication.publish(big)
+        taken.append(os.fstat(publication._heap.descriptor).st_blocks * 512)
+        assert kept.version == 5
+        assert subscription.latest().version == 7
+    assert taken[0] == taken[1]
+    assert taken[2] >= taken[1] + big["w"].nbytes
+
+
+@pytest.mark.parametrize("arguments", [("",), ("x" * 201,), (7,)])
+def test_names_are_checked(arguments: tuple[Any]) -> None:
+    with pytest.raises(ValueError, match="a text of 1 to 200 characters"):
+        mv.Publication(*arguments, like=WEIGHTS)
+    with pytest.raises(ValueError, match="a text of 1 to 200 characters"):
+        mv.subscribe(*arguments)
+
+
+@pytest.mark.parametrize(
+    ("like", "error", "words"),
+    [
+        ({}, ValueError, "nothing to publish"),
+        ({"a": "text"}, TypeError, "'a' is 'text'"),
+        ({"a": None}, TypeError, "'a' is None"),
+        ({"a": np.array(["text"])}, TypeError, "arrays of numbers"),
+        ({"a": {"b": np.ones(1)}, "a.b": np.ones(1)}, ValueError, "two tensors are called 'a.b'"),
+    ],
+)
+def test_what_cannot_be_published_is_refused(name: str, like: Any, error: type[Exception], words: str) -> None:
+    with pytest.raises(error, match=words):
+        mv.Publication(name, like=like)
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "words"),
+    [
+        (lambda model: model.pop("b"), ShapeMismatchError, "it lacks 'b'"),
+        (lambda model: model.update(c=np.ones(1)), ShapeMismatchError, "it has 'c'"),
+        (
+            lambda model: model.update(b=np.ones(4, np.int8)),
+            ShapeMismatchError,
+            r"'b': int8 \(3,\); got the shape \(4,\)",
+        ),
+        (lambda model: model.update(b=np.ones(3)), DtypeMismatchError, "'b': int8 .*; got float64"),
+        (lambda model: model.update(tied=np.ones(2)), ShapeMismatchError, "were one tensor"),
+    ],
+)
+def test_another_model_is_refused_and_nothing_is_published(
+    name: str, change: Callable[[dict[str, Any]], object], error: type[Exception], words: str
+) -> None:
+    tied = np.ones(2)
+    model = {**WEIGHTS, "tied": tied, "same": tied}
+    with mv.Publication(name, like=model) as publication, mv.subscribe(name, timeout_seconds=SECONDS) as subscription:
+        publication.publish(model)
+        with subscription.latest() as snapshot:
+            assert np.shares_memory(snapshot["tied"], snapshot["same"])
+        change(model)
+        with pytest.raises(error, match=words):
+            publication.publish(model)
+        assert publication.version == 1
+        targets = {key: np.array(value) for key, value in model.items()}
+        if "tied" not in words and "one tensor" not in words:
+            with pytest.raises(error):
+                subscription.load_into(targets)
+
+
+def test_more_bad_input(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for slots in (1, 9, 2.0, True):
+        with pytest.raises(ValueError, match="from 2 to 8"):
+            mv.Publication(name, like=WEIGHTS, slots=slots)  # type: ignore[arg-type]
+    with monkeypatch.context() as patch:
+        patch.setattr(heap, "free_memory", lambda: 1 << 20)
+        large = {"w": np.zeros(32 << 20, np.uint8)}
+        with pytest.raises(OutOfMemoryError, match=r"67 MB does not fit: 1 MB .*narrower dtype"):
+            mv.Publication(name, like=large)
+    publication = mv.Publication(name, like=WEIGHTS)
+    with pytest.raises(ValueError, match="4032 at most"):
+        publication.publish(WEIGHTS, text="x" * 5000)
+    with pytest.raises(ValueError, match="a timeout is a number"):
+        publication.publish(WEIGHTS, wait_seconds=-1)
+    publication.close()
+    publication.close()
+    with pytest.raises(ClosedError, match="is closed"):
+        publication.publish(WEIGHTS)
+
+
+def test_arrays_are_loaded_into_in_place(name: str) -> None:
+    with mv.Publication(name, like=WEIGHTS) as publication, mv.subscribe(name, timeout_seconds=SECONDS) as subscription:
+        publication.publish(WEIGHTS)
+        mine = {key: np.zeros_like(value) for key, value in WEIGHTS.items()}
+        assert subscription.load_into(mine) == 1
+        for key, value in WEIGHTS.items():
+            np.testing.assert_array_equal(mine[key], value)
+        mine["b"].flags.writeable = False
+        with pytest.raises(DtypeMismatchError, match="cannot be written to"):
+            subscription.load_into(mine)
+        with pytest.raises(TypeError, match="cannot be written to"):
+            subscription.load_into({"w": np.float32(1), "b": np.int8(1)} | {"w": mine["w"], "b": memoryview(b"abc")})
+
+
+def test_versions_are_saved_as_files_that_others_read(name: str, tmp_path: Path) -> None:
+    tied = np.arange(4, dtype=np.float64)
+    model = {**WEIGHTS, "half": np.ones(3, ml_dtypes.bfloat16), "one": tied, "two": tied}
+    path = tmp_path / "model.safetensors"
+    with mv.Publication(name, like=model) as publication, mv.subscribe(name, timeout_seconds=SECONDS) as subscription:
+        publication.publish(model, step=5, text="best")
+        with subscription.latest() as snapshot:
+            snapshot.save(path)
+            with pytest.raises(SnapshotError, match="cannot be written"):
+                snapshot.save(tmp_path / "missing" / "model")
+    found = safetensors.numpy.load_file(path)
+    assert set(found) == {"w", "b", "half", "one"}
+    np.testing.assert_array_equal(found["w"], WEIGHTS["w"])
+    with safetensors.safe_open(path, "np") as file:
+        metadata = file.metadata()
+    assert (metadata["version"], metadata["step"], metadata["text"], metadata["two"]) == ("1", "5", "best", "one")
+    dtypes = {key: leaf.dtype for key, leaf in files.leaves_in(path).items()}
+    assert dtypes == {"w": "float32", "b": "int8", "half": "bfloat16", "one": "float64", "two": "float64"}
+
+
+def test_a_file_is_served_by_the_command_line(name: str, tmp_path: Path) -> None:
+    path = tmp_path / "model.safetensors"
+    safetensors.numpy.save_file(WEIGHTS, path)
+    command = [sys.executable, "-m", "multiverso", "publish", str(path), "--name", name]
+    with (
+        mv.subscribe(name, timeout_seconds=SECONDS) as subscription,
+        subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as server,
+    ):
+        with subscription.latest() as snapshot:
+            np.testing.assert_array_equal(snapshot["w"], WEIGHTS["w"])
+            assert snapshot.text == str(path)
+        server.send_signal(signal.SIGINT)
+        out, _ = server.communicate(timeout=SECONDS)
+        assert f"{path} is published as {name!r}" in out
+        assert server.returncode in (130, -signal.SIGINT)
+    path.write_bytes(b"nonsense")
+    refused = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS)
+    assert refused.returncode == 2
+    assert "multiverso: " in refused.stderr
+    assert "is no safetensors file" in refused.stderr
+
+
+def test_damaged_files_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "model.safetensors"
+    safetensors.numpy.save_file({"a": np.arange(100), "b": np.ones((3, 4), np.float32)}, path)
+    content = path.read_bytes()
+    random = np.random.default_rng(0)
+    refused = 0
+    for turn in range(300):
+        spoilt = bytearray(content)
+        if turn % 3 == 0:
+            del spoilt[random.integers(len(spoilt)) :]
+        for _ in range(3 if turn % 3 else 0):
+            spoilt[random.integers(0, 160)] = random.integers(256)
+        path.write_bytes(spoilt)
+        try:
+            assert all(leaf.nbytes <= len(spoilt) for leaf in files.leaves_in(path).values())
+        except SnapshotError:
+            refused += 1
+    assert refused > 150
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="takes another user's number, which only root may")
+def test_another_users_process_gets_nothing(name: str) -> None:
+    stranger = """
+        import os, sys
+        from multiverso.errors import StartupError
+        from multiverso.publications.attachment import Attachment
+        from multiverso.kernels import publications
+        publications.pin.compiled()
+        os.setgid(65534)
+        os.setuid(65534)
+        try:
+            Attachment(sys.argv[1], 0, 1e18)
+        except StartupError as error:
+            print("ready", flush=True)
+            sys.stdin.read()
+    """
+    from multiverso.publications import names
+
+    with mv.Publication(name, like=WEIGHTS) as publication:
+        with program(stranger, names.address(name, "")):
+            assert publication.readers == 0
+        assert publication.publish(WEIGHTS) == 1
