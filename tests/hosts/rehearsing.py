@@ -57,9 +57,7 @@ class Rehearsal:
             print(f"host {chain.host} of {chain.live}, epoch {chain.epoch}, connected to {list(chain.outboxes)}")
             for table in list(chain.tables.values()):
                 print(f"  table {table.number}:", *(f"{name}={getattr(table, name)}" for name in HOW_FAR))
-                print(
-                    "   ", *(f"{name}={list(getattr(table, name))}" for name in ("incoming", "sums", "totals", "gives"))
-                )
+                print("   ", *(f"{name}={list(getattr(table, name))}" for name in ("incoming", "sums", "totals")))
 
     def run(self, function: Callable[[Session], Any], **options: Any) -> list[Any]:
         """Runs ``function(session)`` as each worker of the job; returns their results in the workers' order."""

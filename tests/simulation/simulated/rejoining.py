@@ -1,7 +1,7 @@
 """Synchronous rounds on simulated hosts that are lost and come again, or have no worker for a while.
 
-Who comes again has nothing: it passes on what the others send, asks for the values, and then its workers join a round.
-A host whose workers were all away has old values, as an updater is run by workers, and asks, too.
+Who comes again has nothing: it passes on what the others send, asks for a turn that brings the values, and then its
+workers join a round. A host whose workers were all away has old values, as an updater is run by workers, and asks, too.
 """
 
 from __future__ import annotations
@@ -68,21 +68,19 @@ class Kept(Staged):
             return None if self.slow >= 0 else True
         return False if self.away else None
 
-    def pieces(self) -> list[int]:
-        sizes = [self.first[self.place(chunk)].nbytes for chunk in range(-(-self.elements // self.chunk))]
-        return [8, *sizes]
+    def fill_bytes(self, chunk: int) -> int:
+        return 8 + self.first[self.place(chunk)].nbytes
 
-    def give(self, piece: int, into: np.ndarray) -> None:
-        if piece == 0:
-            into.view(np.int64)[0] = self.done
-        else:
-            into.view(np.float32)[:] = self.values[self.done][self.place(piece - 1)]
+    def give(self, chunk: int, into: np.ndarray) -> None:
+        into[:8].view(np.int64)[0] = self.done
+        into[8:].view(np.float32)[:] = self.values[self.done][self.place(chunk)]
 
-    def put(self, piece: int, found: np.ndarray) -> None:
-        if piece == 0:
-            self.number, self.found = int(found.view(np.int64)[0]), np.full(self.elements, np.nan, np.float32)
-        else:
-            self.found[self.place(piece - 1)] = found.view(np.float32)
+    def put(self, chunk: int, found: np.ndarray) -> None:
+        number = int(found[:8].view(np.int64)[0])
+        if chunk == 0:
+            self.number, self.found = number, np.full(self.elements, np.nan, np.float32)
+        assert self.number == number
+        self.found[self.place(chunk)] = found[8:].view(np.float32)
 
     def filled(self) -> int:
         assert self.number >= self.done

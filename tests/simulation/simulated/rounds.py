@@ -81,13 +81,13 @@ class Staged:
     def complete(self, number: int) -> bool | None:
         raise NotImplementedError
 
-    def pieces(self) -> list[int]:
+    def fill_bytes(self, chunk: int) -> int:
         raise NotImplementedError
 
-    def give(self, piece: int, into: np.ndarray) -> None:
+    def give(self, chunk: int, into: np.ndarray) -> None:
         raise NotImplementedError
 
-    def put(self, piece: int, found: np.ndarray) -> None:
+    def put(self, chunk: int, found: np.ndarray) -> None:
         raise NotImplementedError
 
     def filled(self) -> int:

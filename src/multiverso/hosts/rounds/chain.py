@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterable
 
 from multiverso.hosts.peer.frames import Outgoing
 from multiverso.hosts.peer.resources import Buffers
-from multiverso.hosts.rounds import frames, refills
+from multiverso.hosts.rounds import frames
 from multiverso.hosts.rounds.frames import RoundHeader, at_frame
-from multiverso.hosts.rounds.state import WINDOW, Giving, RoundTable, Sum
+from multiverso.hosts.rounds.state import FILL, WINDOW, RoundTable, Sum
 from multiverso.hosts.transport.channel import FAR, megabytes_for
 
 _EPOCHS = 256
@@ -33,7 +33,6 @@ class ChainState:
         epoch: how often the hosts have formed a new chain, modulo 256.
         ahead: how many steps the head begins before the total of the first is there: as the way down the chain is long.
         tables: by number; ``closed``: those that were released, of which frames may still come.
-        early: what others have asked for of tables that are not here yet.
         outboxes: of each connected peer what is not a sum.
     """
 
@@ -41,7 +40,6 @@ class ChainState:
         self.host, self.wake, self.moved = host, wake, moved
         self.tables: dict[int, RoundTable] = {}
         self.closed: set[int] = set()
-        self.early: dict[int, dict[int, Giving]] = {}
         self.outboxes: dict[int, deque[Outgoing]] = {}
         self.pool = Buffers(2 * WINDOW)
         self.memory_lock, self.state_lock = threading.RLock(), threading.RLock()
@@ -67,12 +65,6 @@ class ChainState:
 
     # -- what there is to send ------------------------------------------------------------------------------
 
-    def asked_by(self, peer: int) -> RoundTable | None:
-        """A table whose values a peer has asked for and can have."""
-        if peer not in self.outboxes:
-            return None
-        return next((table for table in self.tables.values() if refills.can_answer(table, peer)), None)
-
     def find(self, peer: int) -> Outgoing | tuple[RoundTable, int, int, Sum] | None:
         """Returns what is next for a peer: a word, or a table, a kind of frame, a step and what there is of it."""
         outbox = self.outboxes.get(peer)
@@ -90,7 +82,7 @@ class ChainState:
                 if found is not None:
                     return table, frames.SUM, step, found
             elif peer == before:
-                step = table.returned + 1
+                step = max(table.returned, table.known) + 1
                 found = table.totals.get(step)
                 if found is not None:
                     return table, frames.TOTAL, step, found
@@ -118,12 +110,25 @@ class ChainState:
         self.outboxes[before].append(Outgoing(RoundHeader(frames.WANT, table=table.number, number=round_number)))
         return before
 
-    def ask(self, table: RoundTable, peer: int) -> None:
-        """Asks a peer for what the table waits for; one that is not connected is asked when it is."""
-        if peer in self.outboxes and table.refill is not None and not table.refill.over:
-            self.outboxes[peer].append(refills.question(table))
+    def request_values(self, table: RoundTable) -> int | None:
+        """Asks the host before for a turn that brings the values, like `request_round`; the head decides on one.
 
-    def forget_questions(self, peer: int) -> None:
-        """What a peer has asked for over a connection that is no more: it asks again over the next."""
-        for gives in (*self.early.values(), *(table.gives for table in self.tables.values())):
-            gives.pop(peer, None)
+        Returns:
+            the host that was asked, this one if it has decided; None where nothing is to be done.
+        """
+        lacking, before = table.lacking, self.before
+        if lacking is None:
+            return None
+        if any(host == FILL and turn > lacking for turn, host in table.overwrites.items()):
+            table.lacking = None  # it is on its way
+            return None
+        if before is None:
+            table.forget()
+            table.overwrites[table.next_turn] = FILL
+            return self.host
+        if before not in table.theirs or lacking <= table.told:
+            return None
+        table.told = lacking
+        header = RoundHeader(frames.WANT, flags=frames.LACKING, table=table.number, number=lacking + 1)
+        self.outboxes[before].append(Outgoing(header))
+        return before

@@ -16,23 +16,21 @@ AT = 8  # both: how far this side is
 SUM = 9  # to the next host: the sum so far
 TOTAL = 10  # to the host before: the sum of all hosts
 WANT = 11  # to the host before: a worker waits for round `number`
-ASK = 12  # to any host: this one lacks what a table holds after step `number`
-FILL = 13  # to the host that asked: a piece of it
-KINDS = frozenset((AT, SUM, TOTAL, WANT, ASK, FILL))
+KINDS = frozenset((AT, SUM, TOTAL, WANT))
 
-_OVERWRITES = 1  # flag of SUM and TOTAL: the values are overwritten by one host's
-UNPLACED = 1  # of AT: this host will know how far it is when the receiver has said how far that is
-CONFIRMS = 1  # of ASK: only whether totals have come here that are beyond it
-HAS_NONE = 1  # of FILL: no values: this host lacks them, too, or was asked to confirm
-AHEAD = 2  # of FILL: so many steps (`contributions`) have gone beyond what was asked for
-_BEHIND_BITS = 8  # above these, of SUM: how many steps the last total that the head had is behind
+UNPLACED = 1  # flag of AT: this host will know how far it is when the receiver has said how far that is
+LACKING = 1  # of WANT: a host lacks the values, and turn `number` or a later one has to bring them
+# of SUM and TOTAL: `state.OVERWRITES` and `FILLS`; above these bits, of SUM: by how many steps the head's last total is
+# behind
+_BEHIND_BITS = 8
+_KINDS_OF_TURN = 0b11
 
 
 class RoundHeader(Header):
     """A header of these frames: what others use for the codec and the chunk has another meaning.
 
     Attributes:
-        number: of SUM and TOTAL the step, of WANT the round, of ASK and FILL the last step of the turn before.
+        number: of SUM and TOTAL the step, of WANT the round.
     """
 
     __slots__ = ()
@@ -44,8 +42,13 @@ class RoundHeader(Header):
 
     @property
     def contributions(self) -> int:
-        """Of SUM and TOTAL: how many workers' there are in it; of FILL the piece."""
+        """Of SUM and TOTAL: how many workers' there are in it."""
         return self.chunk
+
+    @property
+    def overwrites(self) -> int:
+        """Of SUM and TOTAL: see `Sum`."""
+        return self.flags & _KINDS_OF_TURN
 
 
 _REACHED = struct.Struct("!QQQII")
@@ -103,7 +106,7 @@ def _what(table: RoundTable) -> tuple[int, int, int]:
 def step_frame(kind: int, table: RoundTable, epoch: int, step: int, found: Sum) -> Outgoing:
     """Returns a step's SUM or TOTAL. Its body is the sum's own memory, not a copy."""
     body = found.body
-    flags = _OVERWRITES if found.overwrites else 0
+    flags = found.overwrites
     if kind == SUM:
         flags |= step - found.known << _BEHIND_BITS
     header = RoundHeader(kind, epoch, flags, table.number, found.count, len(body), step)
@@ -112,9 +115,9 @@ def step_frame(kind: int, table: RoundTable, epoch: int, step: int, found: Sum) 
 
 def sum_of(table: RoundTable, header: RoundHeader, body: memoryview) -> Sum:
     """Returns what has come of a step, in the memory that it came into."""
-    size = table.size(table.turn_and_chunk(header.number)[1])
+    size = table.size_of(header.number, header.overwrites)
     known = header.number - (header.flags >> _BEHIND_BITS)
-    return Sum(header.contributions, owner(body), size, bool(header.flags & _OVERWRITES), known)
+    return Sum(header.contributions, owner(body), size, header.overwrites, known)
 
 
 def check_step(table: RoundTable, header: RoundHeader, last: int) -> None:
@@ -129,7 +132,7 @@ def check_step(table: RoundTable, header: RoundHeader, last: int) -> None:
         ProtocolError: no node sends this.
     """
     step = header.number
-    size = table.size(table.turn_and_chunk(step)[1])
+    size = table.size_of(step, header.overwrites)
     if step != last + 1 or step > table.arrived + WINDOW:
         raise ProtocolError(f"step {step} of table {header.table} came after step {last}")
     known = step - (header.flags >> _BEHIND_BITS)

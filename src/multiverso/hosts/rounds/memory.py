@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Iterable
 
 import numpy as np
@@ -102,44 +101,36 @@ class RoundMemory:
         kind, target = load32(block + at.WAIT_KIND), load64(block + at.WAIT_TARGET)
         return kind == at.FOR_TABLE or (kind == at.FOR_BARRIER and target > load64(self._control + at.RELEASED))
 
-    @functools.cached_property
-    def _pieces(self) -> list[tuple[int, int, int]]:
-        """Of each piece but the first the array, the values' or the updater's, its first element, and the one after."""
-        bounds = range(0, self.elements, self.chunk)
-        arrays = range(1 + len(self._shard.spec.state_names))
-        return [(array, low, min(self.elements, low + self.chunk)) for array in arrays for low in bounds]
+    def fill_bytes(self, chunk: int) -> int:
+        """Returns the bytes of a chunk of the values, with the updater's arrays and the words that go with them."""
+        low, high, _ = self._place(chunk).indices(self.elements)
+        return _WORDS.itemsize + (1 + len(self._shard.spec.state_names)) * (high - low) * self.dtype.itemsize
 
-    def pieces(self) -> list[int]:
-        """Returns the bytes of each piece; the first one has the words that go with the values."""
-        itemsize = self.dtype.itemsize
-        return [_WORDS.itemsize, *((high - low) * itemsize for _, low, high in self._pieces)]
+    def give(self, chunk: int, into: Array) -> None:
+        """Writes a chunk of what there is after the last finished round."""
+        shard, (words, parts) = self._shard, self._parts(into)
+        words["round"], words["steps_before"] = shard.committed, load64(shard.base + at.STEPS_BEFORE)
+        words["hyper"] = self._hyper()
+        for part, whole in zip(parts, (shard.values(), *shard.states()), strict=True):
+            part[:] = whole[self._place(chunk)]
 
-    def give(self, piece: int, into: Array) -> None:
-        """Writes a piece of what there is after the last finished round."""
-        shard = self._shard
-        if piece == 0:
-            words = into.view(_WORDS)
-            words["round"], words["steps_before"] = shard.committed, load64(shard.base + at.STEPS_BEFORE)
-            words["hyper"] = self._hyper()
-            return
-        array, low, high = self._pieces[piece - 1]
-        whole = shard.values() if array == 0 else shard.states()[array - 1]
-        into.view(self.dtype)[:] = whole[low:high]
+    def put(self, chunk: int, found: Array) -> None:
+        """Takes a chunk; they come in their order."""
+        shard, (words, parts) = self._shard, self._parts(found)
+        self._found = words.copy()
+        side = int(words["round"][0]) & 1
+        for number, part in enumerate(parts):
+            start = shard.places.states[side] + (number - 1) * self.elements * self.dtype.itemsize
+            start = start if number else shard.places.buffers[side]
+            shard.segment.array(start, self.elements, shard.spec.dtype)[self._place(chunk)] = part
 
-    def put(self, piece: int, found: Array) -> None:
-        """Takes a piece; they come in their order."""
-        shard = self._shard
-        if piece == 0:
-            self._found = found.view(_WORDS).copy()
-            return
-        array, low, high = self._pieces[piece - 1]
-        side = int(self._found["round"][0]) & 1
-        start = shard.places.buffers[side] if array == 0 else shard.places.states[side]
-        start += max(0, array - 1) * self.elements * self.dtype.itemsize
-        shard.segment.array(start, self.elements, shard.spec.dtype)[low:high] = found.view(self.dtype)
+    def _parts(self, whole: Array) -> tuple[Array, Array]:
+        """Returns the words, and a row of each array."""
+        numbers = whole[_WORDS.itemsize :].view(self.dtype)
+        return whole[: _WORDS.itemsize].view(_WORDS), numbers.reshape(1 + len(self._shard.spec.state_names), -1)
 
     def filled(self) -> int:
-        """All pieces are there: returns after which round that was."""
+        """All chunks are there: returns after which round that was."""
         base, done = self._shard.base, int(self._found["round"][0])
         self._hyper()[:] = self._found["hyper"][0]
         store64(base + at.STEPS_BEFORE, int(self._found["steps_before"][0]))

@@ -6,10 +6,10 @@ from collections import deque
 
 from multiverso.hosts.peer.frames import LONGEST_BODY, Carried, Header, Outgoing, ProtocolError, memory_for, unknown
 from multiverso.hosts.peer.resources import view
-from multiverso.hosts.rounds import frames, refills
+from multiverso.hosts.rounds import frames
 from multiverso.hosts.rounds.frames import (
-    CONFIRMS,
     KINDS,
+    LACKING,
     REACHED_BYTES,
     UNPLACED,
     Reached,
@@ -20,7 +20,7 @@ from multiverso.hosts.rounds.frames import (
     sum_of,
 )
 from multiverso.hosts.rounds.rounds import Rounds
-from multiverso.hosts.rounds.state import WINDOW, Giving, RoundTable
+from multiverso.hosts.rounds.state import WINDOW, RoundTable
 
 
 class Neighbour(Carried):
@@ -39,12 +39,9 @@ class Neighbour(Carried):
         state, peer = self._state, self._peer
         with state.state_lock:
             state.outboxes[peer] = deque()
-            state.forget_questions(peer)
             for table in state.tables.values():
                 table.theirs.discard(peer)
                 state.report_progress(peer, table)
-                if table.refill is not None and table.refill.source == peer:
-                    state.ask(table, peer)
 
     def at_distance(self, seconds: float) -> None:
         """Sets the shortest round-trip time to the peer."""
@@ -55,10 +52,9 @@ class Neighbour(Carried):
         state, peer = self._state, self._peer
         with state.state_lock:
             state.outboxes.pop(peer, None)
-            state.forget_questions(peer)
             for table in state.tables.values():
                 table.theirs.discard(peer)
-                table.requested = 0
+                table.forget_requests()
 
     # -- sending ---------------------------------------------------------------------------------------------
 
@@ -71,8 +67,7 @@ class Neighbour(Carried):
         """Returns 0 where there is something to send."""
         state, peer = self._state, self._peer
         with state.state_lock:
-            has = state.find(peer) is not None or state.asked_by(peer) is not None
-        return 0.0 if has else None
+            return None if state.find(peer) is None else 0.0
 
     def next(self, now: float, most_new: int = LONGEST_BODY) -> Outgoing | None:
         """Returns the next frame. Its body is there already, so that none is too long."""
@@ -84,8 +79,7 @@ class Neighbour(Carried):
             if isinstance(found, Outgoing):
                 return state.outboxes[peer].popleft()
             if found is None:
-                asked = state.asked_by(peer)
-                return None if asked is None else refills.answer(asked, peer)
+                return None
             table, kind, step, passed = found
             if kind == frames.SUM:
                 table.pushed = step
@@ -102,7 +96,7 @@ class Neighbour(Carried):
             ProtocolError: no node sends this.
         """
         state, peer, header = self._state, self._peer, RoundHeader(*header)
-        if header.kind in (frames.AT, frames.WANT, frames.ASK):
+        if header.kind in (frames.AT, frames.WANT):
             return memory_for(header, REACHED_BYTES if header.kind == frames.AT else 0)
         if header.kind not in KINDS:
             raise unknown(header)
@@ -112,8 +106,6 @@ class Neighbour(Carried):
                 if header.table in state.closed:
                     return None
                 raise ProtocolError(f"a step of table {header.table}, which this side has not opened")
-            if header.kind == frames.FILL:
-                return refills.room(table, peer, header, state.pool)
             from_whom = state.before if header.kind == frames.SUM else state.next
             if header.epoch != state.epoch or peer != from_whom or peer not in table.theirs:
                 return None
@@ -121,7 +113,7 @@ class Neighbour(Carried):
             if header.number <= last:
                 return None
             check_step(table, header, last)
-            size = table.size(table.turn_and_chunk(header.number)[1])
+            size = table.size_of(header.number, header.overwrites)
             return view(state.pool.take(size), header.length)
 
     def arrived(self, header: Header, body: memoryview | None, now: float) -> bool:
@@ -136,20 +128,13 @@ class Neighbour(Carried):
 
     def _take(self, header: RoundHeader, body: memoryview) -> None:
         state = self._state
-        if header.kind == frames.ASK:
-            self._note_question(header)
-            return
         table = state.tables.get(header.table)
         if table is None:
             return  # opened there before it is here: it is said again when it is
         if header.kind == frames.AT:
             self._hear(header, table, Reached.unpack(body))
         elif header.kind == frames.WANT:
-            self._want(table, header.number)
-        elif header.kind == frames.FILL:
-            with state.memory_lock, state.state_lock:
-                if state.tables.get(header.table) is table:
-                    refills.take(table, self._peer, header, body, state.pool)
+            self._want(table, header)
         elif header.kind == frames.SUM:
             found = sum_of(table, header, body)
             with state.state_lock:
@@ -166,18 +151,6 @@ class Neighbour(Carried):
                 self._rounds.take(table, header.number, sum_of(table, header, body))
         self._rounds.run(table)
 
-    def _note_question(self, header: RoundHeader) -> None:
-        """Two hosts may return at once, and one be through with that before the other has made the table."""
-        state, giving = self._state, Giving(header.number, header.epoch, bool(header.flags & CONFIRMS))
-        with state.state_lock:
-            table = state.tables.get(header.table)
-            if table is not None:
-                table.gives[self._peer] = giving
-            elif header.table not in state.closed:
-                state.early.setdefault(header.table, {})[self._peer] = giving
-        if table is not None:
-            self._rounds.run(table)
-
     def _hear(self, header: RoundHeader, table: RoundTable, theirs: Reached) -> None:
         """The peer says how far it is."""
         state, peer = self._state, self._peer
@@ -189,7 +162,7 @@ class Neighbour(Carried):
                 return
             if not header.flags & UNPLACED:
                 if not table.placed and peer == state.before:
-                    refills.place(table, theirs)
+                    table.place(theirs.arrived)
                     if state.next is not None:
                         state.report_progress(state.next, table)
                         peers.add(state.next)
@@ -205,10 +178,13 @@ class Neighbour(Carried):
         for other in peers:
             state.wake(other)
 
-    def _want(self, table: RoundTable, round_number: int) -> None:
-        """A host behind waits for a round."""
+    def _want(self, table: RoundTable, header: RoundHeader) -> None:
+        """A host behind waits for a round, or lacks the values."""
         with self._state.state_lock:
-            table.wanted = max(table.wanted, round_number)
-            asked = self._state.request_round(table, round_number)
+            if header.flags & LACKING:
+                table.lacking = max(header.number - 1, -1 if table.lacking is None else table.lacking)
+                return
+            table.wanted = max(table.wanted, header.number)
+            asked = self._state.request_round(table, header.number)
         if asked is not None:
             self._state.wake(asked)

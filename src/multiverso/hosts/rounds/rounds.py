@@ -1,9 +1,10 @@
 """Synchronous rounds between hosts: a chain over which each chunk's sum goes once up and once down. No sockets.
 
-The hosts that are left stand in their order. A *turn* is one passage of a whole table through the chain. Turn 0 brings
-the initial values; the others are the workers' *rounds*, counted from 1, and now and then a turn that overwrites the
-values with one host's, which is no round of theirs. A *step* is one chunk of one turn; steps are counted through all
-turns from 1, and every host goes through them one after another::
+The hosts that are left stand in their order. A *turn* is one passage of a whole table through the chain. Turn 0
+brings the initial values; the others are the workers' *rounds*, counted from 1, and now and then a turn that
+overwrites the values with one host's or brings them to hosts that lack them, which is no round of theirs. A *step* is
+one chunk of one turn; steps are counted through all turns from 1, and every host goes through them one after
+another::
 
     host 0 (head)                 host 1                          host 2 (tail)
     t + its slots    SUM n ---->  + its slots    SUM n ------->   + its slots: the total
@@ -23,6 +24,13 @@ host that has one is behind all that lack it in the chain, and sends it down. So
 and a lost host's contributions are in the same chunks everywhere. The head is the coordinator's host; its loss ends the
 job.
 
+A host may lack the values: it takes a lost one's place, or had no worker to run the updater. The first is *blank*: a
+mere relay that begins where the host before it is. When its workers ask for the table it asks the hosts before for a
+turn that brings them (`FILL`), which the head begins when it can, and the first host in the chain that has the values
+gives them. A host that waits for this turn lets no later one pass until its workers have joined; only a turn of which
+it has seen the first step counts, as what was under way when it came may have gone through the hosts behind without
+it.
+
 Any thread may call. ``memory_lock`` is held while tables' memory is touched, ``state_lock`` for a moment by a thread
 that reads or changes the state (``chain.py``, of a table ``state.py``); in this order, and peers are woken without the
 latter. What goes over each connection is in ``neighbour.py``.
@@ -33,9 +41,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 
 from multiverso.errors import MultiversoError
-from multiverso.hosts.rounds import refills
 from multiverso.hosts.rounds.chain import ChainState
-from multiverso.hosts.rounds.state import NO_BYTES, Refill, RoundTable, Staged, Sum, numbers_of
+from multiverso.hosts.rounds.state import FILL, FILLS, NO_BYTES, OVERWRITES, Refill, RoundTable, Staged, Sum, numbers_of
 
 _PATIENCE_SECONDS = 0.01  # before the host before learns that a worker waits: it begins by itself as a rule
 
@@ -73,8 +80,11 @@ class Rounds:
                 table.incoming.clear()
                 table.theirs.clear()
                 table.folded = table.received = table.arrived
-                table.requested = 0
-                refills.regrouped(table, self.state.live)
+                table.forget_requests()
+                if table.blank:
+                    table.placed = False
+                    table.totals.clear()
+                    table.ask_anew()
                 for peer in self.state.outboxes:
                     self.state.report_progress(peer, table)
         self.state.wake_neighbours()
@@ -101,7 +111,6 @@ class Rounds:
             self.state.tables[number] = table = RoundTable(
                 number, staged, began=blank, blank=blank, placed=not blank, overwrites=dict(overwrites or {})
             )
-            table.gives = self.state.early.pop(number, {})
             for peer in self.state.outboxes:
                 self.state.report_progress(peer, table)
         self.state.wake_neighbours()
@@ -122,7 +131,7 @@ class Rounds:
     def turns(self) -> dict[int, int]:
         """Returns the first turn of each table that this host is not ready for, while its workers are at a barrier."""
         with self.state.state_lock:
-            return {table.number: table.decided + 1 for table in self.state.tables.values() if not table.blank}
+            return {table.number: table.next_turn for table in self.state.tables.values() if not table.blank}
 
     def overwrite(self, number: int, host: int, turn: int, awaited: bool = True) -> None:
         """At a barrier: the values of a host, whose worker has overwritten them, become everybody's.
@@ -199,7 +208,7 @@ class Rounds:
                 if self.state.tables.get(table.number) is not table:
                     continue  # its memory may be another's by now
                 left, asked = self._request_late_round(table, now)
-                if table.gives or (table.refill is not None and not table.refill.over):
+                if table.filling or (table.refill is not None and not table.refill.over):
                     left = _PATIENCE_SECONDS  # workers that make values of a sum say nothing when these are there
             if asked is not None:
                 self.state.wake(asked)
@@ -226,10 +235,8 @@ class Rounds:
     def run(self, table: RoundTable) -> None:
         """Adds this host's part to whatever has come."""
         with self.state.memory_lock:
-            while self.state.tables.get(table.number) is table and self._step(table):
+            while self.state.tables.get(table.number) is table and (self._step(table) or self._refill(table)):
                 pass
-        if table.refill is not None or table.gives:
-            self._proceed_with_refill(table)
 
     def _step(self, table: RoundTable) -> bool:
         step = table.folded + 1
@@ -242,19 +249,30 @@ class Rounds:
             else:
                 found = table.incoming.get(step)
         turn, chunk = table.turn_and_chunk(step)
-        members = None if found is None else table.members_if_ready(turn, found.overwrites, heads)
-        if found is None or members is None:
+        if found is None:
+            return False
+        if found.overwrites == FILLS:
+            table.overwrites[turn] = FILL
+        members = table.members_if_ready(turn, bool(found.overwrites), heads)
+        if members is None:
+            return False
+        if turn in table.overwrites:
+            found.overwrites = FILLS if table.overwrites[turn] == FILL else OVERWRITES
+        if found.overwrites == FILLS and not self._may_pass(table, turn, chunk, found):
             return False
         table.fix_members(turn, members)
-        size = table.size(chunk)
+        size = table.size_of(step, found.overwrites)
         if found.buffer.size < size and not table.blank:
             found.buffer, found.length = self.state.pool.take(size), size
         total = numbers_of(table, found)
         round_number = table.round_of(turn)
         if table.blank:
             pass  # what comes passes on
+        elif found.overwrites == FILLS:
+            if not found.count and table.staged.complete(round_number - 1):
+                table.staged.give(chunk, found.buffer[:size])
+                found.count = 1
         elif turn in table.overwrites:
-            found.overwrites = True
             if table.overwrites[turn] == self.state.host:
                 table.staged.written(chunk, total)
                 found.count = 1
@@ -277,8 +295,13 @@ class Rounds:
     def take(self, table: RoundTable, step: int, total: Sum) -> None:
         """A step's total is here. The caller has the memory lock."""
         turn, chunk = table.turn_and_chunk(step)
-        if table.blank:
-            refills.gone_through(table, turn)
+        if table.blank and turn > table.decided:  # it has gone through the others without this host
+            table.decided = turn
+            table.ask_anew()
+        if total.overwrites == FILLS:
+            self._take_values(table, turn, chunk, total)
+        elif table.blank:
+            pass
         elif turn not in table.overwrites:
             table.staged.take(table.round_of(turn), chunk, numbers_of(table, total), total.count)
         elif total.count:  # the host whose values they were may be lost
@@ -308,13 +331,52 @@ class Rounds:
         if step % table.chunks == 0:
             self.state.moved()
 
-    def _proceed_with_refill(self, table: RoundTable) -> None:
-        with self.state.memory_lock, self.state.state_lock:
-            if self.state.tables.get(table.number) is not table:
-                return
-            asked = refills.proceed(table, self.state.host, self.state.live, self.state.epoch)
-            if asked is not None:
-                self.state.ask(table, asked)
-            ready = refills.look(table, self.state.epoch)
-        for peer in ready if asked is None else {*ready, asked}:
-            self.state.wake(peer)
+    # -- a turn that brings the values to those that lack them -------------------------------------------------
+
+    def _refill(self, table: RoundTable) -> bool:
+        """Looks whether values that are wanted are here, and asks for them. Returns whether there is another step."""
+        refill = table.refill
+        if refill is None and table.lacking is None:
+            return False
+        with self.state.state_lock:
+            if refill is not None and not refill.over and refill.since is None:
+                if table.blank:
+                    complete: bool | None = False if table.placed else None
+                else:
+                    all_here = table.arrived >= (max(table.decided, 0) + 1) * table.chunks
+                    complete = table.staged.complete(table.round_of(table.decided + 1) - 1) if all_here else None
+                if complete:
+                    refill.over = True
+                    refill.then(True)
+                elif complete is False:
+                    refill.since = table.lacking = table.decided
+            asked = self.state.request_values(table)
+        if asked is not None and asked != self.state.host:
+            self.state.wake(asked)
+        return asked == self.state.host
+
+    def _may_pass(self, table: RoundTable, turn: int, chunk: int, found: Sum) -> bool:
+        """A step of such a turn is here: those who have the values give them, where no host before has."""
+        refill = table.refill
+        if refill is not None and not refill.over and turn > table.decided and refill.since is not None:
+            if chunk == 0:
+                refill.turn, refill.here = turn, True
+            else:
+                table.ask_anew()  # the first chunks have gone through without this host
+        return table.blank or found.count > 0 or table.staged.complete(table.round_of(turn) - 1) is not None
+
+    def _take_values(self, table: RoundTable, turn: int, chunk: int, total: Sum) -> None:
+        refill = table.refill
+        if refill is None or refill.over or refill.turn != turn:
+            return
+        refill.here &= total.count > 0
+        if refill.here:
+            table.staged.put(chunk, total.buffer[: total.length])
+        if chunk < table.chunks - 1:
+            return
+        if refill.here:
+            done = table.staged.filled()
+            table.passed = turn - done - sum(other <= turn for other in table.overwrites)
+            table.blank = False
+        refill.over = True
+        refill.then(refill.here)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -13,6 +14,8 @@ from multiverso.hosts.peer.frames import NOTHING
 from multiverso.hosts.peer.resources import Array, view
 
 WINDOW = 16  # steps
+FILL = -1  # in the place of a host: the first in the chain that has the values
+OVERWRITES, FILLS = 1, 2  # of a sum
 NO_BYTES: Array = np.empty(0, np.uint8)
 
 
@@ -48,22 +51,22 @@ class Staged(Protocol):
     def overwrite(self, chunk: int, total: Array) -> None:
         """Overwrites a chunk of the last finished round."""
 
-    # what a host that lacks the values gets from another one, in pieces
+    # what a host that lacks the values gets from another one
 
     def complete(self, round_number: int) -> bool | None:
         """Returns whether the values after a round are here; None while workers make them, False if none will."""
 
-    def pieces(self) -> list[int]:
-        """Returns the bytes of each piece."""
+    def fill_bytes(self, chunk: int) -> int:
+        """Returns the bytes of a chunk with all that belongs to it."""
 
-    def give(self, piece: int, into: Array) -> None:
-        """Writes a piece of what there is after the last finished round."""
+    def give(self, chunk: int, into: Array) -> None:
+        """Writes a chunk of what there is after the last finished round, and all that belongs to it."""
 
-    def put(self, piece: int, found: Array) -> None:
-        """Takes a piece; they come in their order."""
+    def put(self, chunk: int, found: Array) -> None:
+        """Takes a chunk; they come in their order."""
 
     def filled(self) -> int:
-        """All pieces are there: returns after which round that was."""
+        """All chunks are there: returns after which round that was."""
 
 
 @dataclass(eq=False, slots=True)
@@ -71,14 +74,15 @@ class Sum:
     """Of a chunk: how many have contributed, and the bytes; none where there is no contribution.
 
     Attributes:
-        overwrites: the chunk is of a turn that overwrites the values with one host's.
+        overwrites: `OVERWRITES`: the chunk is of a turn that overwrites the values with one host's; `FILLS`: of one
+            that brings them to hosts that lack them.
         known: the last step whose total the head had when it began this one.
     """
 
     count: int
     buffer: Array
     length: int
-    overwrites: bool = False
+    overwrites: int = 0
     known: int = 0
 
     @property
@@ -89,40 +93,21 @@ class Sum:
 
 @dataclass(eq=False, slots=True)
 class Refill:
-    """The values of a table are asked of another host, between two turns: none begins here meanwhile.
+    """The values of a table are wanted, and the turns after the one that brings them wait until they are used.
 
     Attributes:
         then: called once they are here, or no host has them.
-        source: the host that is asked; None: none yet.
-        asked: those that had nothing, and that one.
-        epoch: of the chain when it was asked.
-        confirmed: the last host of the chain has said that nothing has gone beyond this turn.
-        piece: which comes next.
-        over: they are here, and the next turn waits for ``Rounds.release``.
+        since: the last turn that had begun here when a turn that brings them was asked for; None: it was not.
+        turn: the one that brings them, once it passes by here.
+        here: no chunk of it was missing.
+        over: it has come back, and the next turn waits for ``Rounds.release``.
     """
 
     then: Callable[[bool], None]
-    source: int | None = None
-    asked: set[int] = field(default_factory=set)
-    epoch: int = 0
-    confirmed: bool = False
-    piece: int = 0
+    since: int | None = None
+    turn: int | None = None
+    here: bool = True
     over: bool = False
-
-
-@dataclass(eq=False, slots=True)
-class Giving:
-    """What another host has asked for: ``ready`` is `Staged.complete` once that is known, ``piece`` goes next.
-
-    Attributes:
-        confirms: nothing but whether anything has gone beyond the step.
-    """
-
-    step: int
-    epoch: int
-    confirms: bool
-    piece: int = 0
-    ready: bool | None = None
 
 
 @dataclass(eq=False)
@@ -147,9 +132,11 @@ class RoundTable:
         wanted: the last round that a host behind waits for.
         requested: the last round that this host has asked the one before for.
         waits_since: since when a worker waits for the round that is due; None: none does.
-        blank: the values are not here: sums and totals pass, and nothing is done with them (``refills.py``).
+        blank: the values are not here: sums and totals pass, and nothing is done with them.
         placed: it is known how far the chain is: of a blank one, once the host before has said so.
-        refill: the values are asked for; ``gives``: others ask for them here.
+        refill: the values are wanted here.
+        lacking: this host or one behind lacks the values, which a turn after this one can bring; None: no host does.
+        told: up to which such turn the host before knows.
     """
 
     number: int
@@ -176,7 +163,8 @@ class RoundTable:
     blank: bool = False
     placed: bool = True
     refill: Refill | None = None
-    gives: dict[int, Giving] = field(default_factory=dict)
+    lacking: int | None = None
+    told: int = -2
 
     def __post_init__(self) -> None:
         staged = self.staged
@@ -198,6 +186,37 @@ class RoundTable:
         before = sum(other < turn for other in self.overwrites) if self.overwrites else 0
         return turn - self.passed - before
 
+    def size_of(self, step: int, overwrites: int) -> int:
+        """Bytes of a step."""
+        chunk = self.turn_and_chunk(step)[1]
+        return self.staged.fill_bytes(chunk) if overwrites == FILLS else self.size(chunk)
+
+    def place(self, arrived: int) -> None:
+        """Of a blank table: the host before has said how far it is, and so far is this one."""
+        self.arrived = self.folded = self.received = arrived
+        self.decided, self.placed = (arrived - 1) // self.chunks, True
+        self.ask_anew()
+
+    def ask_anew(self) -> None:
+        """What was asked for may have gone through without this host."""
+        if self.refill is not None and not self.refill.over:
+            self.refill.since = self.refill.turn = None
+
+    @property
+    def filling(self) -> bool:
+        """Whether a turn that brings values is under way."""
+        ends = ((turn + 1) * self.chunks for turn, host in self.overwrites.items() if host == FILL)
+        return any(self.arrived < end for end in ends)
+
+    def _waits(self, turn: int) -> bool:
+        """Whether a turn waits for what is done with the values that are wanted."""
+        refill = self.refill
+        if refill is None or turn <= max(self.decided, 0):
+            return False
+        if refill.over or (refill.since is None and not self.blank):
+            return True
+        return refill.turn is not None and turn > refill.turn
+
     def is_wanted(self, round_number: int) -> bool:
         """Returns whether a worker here or behind waits for a round, and the host before does not know yet."""
         return self.requested < round_number and (self.wanted >= round_number or self.staged.wanted(round_number))
@@ -210,7 +229,7 @@ class RoundTable:
             overwrites: the host before says that it is one that overwrites.
             heads: whether this host is the first of the chain, which begins the rounds that workers wait for.
         """
-        if turn > max(self.decided, 0) and self.refill is not None:
+        if self._waits(turn):
             return None
         if self.blank:
             return 0
@@ -233,6 +252,15 @@ class RoundTable:
         self.members, self.decided = members, turn
         if turn > 0 and turn not in self.overwrites and not self.blank:
             self.staged.decide(self.round_of(turn), members)
+
+    @property
+    def next_turn(self) -> int:
+        """The first turn of which nothing is decided."""
+        return next(turn for turn in itertools.count(max(self.decided, 0) + 1) if turn not in self.overwrites)
+
+    def forget_requests(self) -> None:
+        """The connection over which the host before was asked has ended, or another one is before this."""
+        self.requested, self.told = 0, -2
 
     def forget(self) -> None:
         """Drops the turns with a host's values that no host lacks."""
