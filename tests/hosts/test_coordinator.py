@@ -116,12 +116,17 @@ def some_report(chance: random.Random) -> Message:
         "spec": chance.choice((SPEC, OTHER, {})),
         "mode": "async",
         "masters": [number],
-        "step": chance.choice(("make", "write", "join", "push")),
+        "step": chance.choice(("make", "join", "push")),
         "error": chance.choice((None, ["MultiversoError", "no"])),
         "closing": True,
         "note": "x",
-        "question": chance.choice(({}, {"about": "count", "name": "a", "amount": number})),
-        "saying": chance.choice(({}, {"about": "batches", "deal": 1, "finished": number})),
+        "question": chance.choice(
+            (
+                {},
+                {"about": "count", "name": "a", "amount": number},
+                {"about": "finished", "deal": 1, "finished": number},
+            )
+        ),
         "tables": {number: {number: [number]}},
     }
     names = [part.name for part in msgspec.structs.fields(kind)]
@@ -180,7 +185,7 @@ def test_a_table_by_order_goes_through_its_steps_when_all_hosts_have_done_each()
     orders = coordinator.receive(2, ask(2))
     assert words(orders) == [(host, "make") for host in ALL]
     assert (orders[0][1]["number"], orders[0][1]["writers"]) == (1, [0])
-    for step, then in (("make", "write"), ("write", "join"), ("join", "push"), ("push", "finish")):
+    for step, then in (("make", "join"), ("join", "push"), ("push", "finish")):
         assert coordinator.receive(2, done(step)) == coordinator.receive(0, done(step)) == []
         assert coordinator.receive(0, done(step)) == []  # said twice, it is done once
         assert words(coordinator.receive(1, done(step))) == [(host, then) for host in ALL]
@@ -190,7 +195,7 @@ def made(coordinator: Coordinator, key: Any = ("name", "w")) -> int:
     """Has a table made; returns its number."""
     orders = [order for host in ALL for order in coordinator.receive(host, ask(host, key))]
     number: int = orders[0][1]["number"]
-    for step in ("make", "write", "join", "push"):
+    for step in ("make", "join", "push"):
         for host in ALL:
             coordinator.receive(host, done(step, key))
     return number
@@ -250,7 +255,7 @@ def test_by_name_the_first_host_is_enough_and_its_workers_value_counts() -> None
     assert words(orders) == [(host, "make") for host in ALL]
     assert orders[0][1]["writers"] == [3]
     assert coordinator.receive(0, ask(0, key)) == []  # it gets the same order
-    for step in ("make", "write", "join", "push"):
+    for step in ("make", "join", "push"):
         for host in ALL:
             orders = coordinator.receive(host, done(step, key))
     assert words(orders) == [(host, "finish") for host in ALL]
@@ -417,7 +422,7 @@ def test_any_order_of_arrival_gives_every_host_the_same_tables_and_barriers(seed
             blocked[host] = report.get("key") or report.get("barrier")
         for to, order in coordinator.receive(host, report):
             seen[to].append((order["do"], str(order.get("key") or order.get("barrier")), order.get("number")))
-            if order["do"] in ("make", "write", "join", "push"):
+            if order["do"] in ("make", "join", "push"):
                 answers[to].append(done(order["do"], order["key"]))
             elif blocked[to] in (order.get("key"), order.get("barrier")) and order["do"] in ("finish", "take"):
                 blocked[to] = None

@@ -85,7 +85,7 @@ def test_each_batch_is_dealt_once_whoever_dies_leaves_or_asks_again(seed: int) -
             worker.worked.append(worker.hand.pop(0))
             if dice.random() < 0.7:
                 worker.finished = len(worker.worked)
-                give(deals.notify(worker.worker, {"about": "batches", "deal": 1, "finished": worker.finished}))
+                give(deals.ask(worker.worker, 0, {"about": "finished", "deal": 1, "finished": worker.finished}))
         elif not worker.asked or dice.random() < 0.1:
             worker.finished = len(worker.worked)
             worker.asked = True

@@ -454,7 +454,7 @@ def test_a_host_is_let_in_once_no_table_is_half_made() -> None:
     coordinator.lose(2, "it went")
     assert coordinator.receive(2, Gone()) == [], "of a lost host nothing counts"
     assert coordinator.receive(2, Hello(("127.0.0.1", 9))) == []
-    steps: tuple[Step, ...] = ("make", "write", "join", "push")
+    steps: tuple[Step, ...] = ("make", "join", "push")
     for step in steps:
         assert done(0, 1, step) == []
         if step == "make":

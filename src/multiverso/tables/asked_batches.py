@@ -53,7 +53,7 @@ class AskedBatches:
         self._hand, self._given = [], begun
 
     def _say(self, session: Session, number: int, more: dict[str, Any]) -> None:
-        said = {"about": "batches", "deal": number, "finished": self._finished, **more}
+        said = {"about": "finished", "deal": number, "finished": self._finished, **more}
         session.node.say_to_hosts(said)
 
     def _ask(self, session: Session, number: int, dealt: Epoch, ahead: int, deadline: Deadline, what: str) -> list[int]:

@@ -58,7 +58,7 @@ class Batches(Struct, frozen=True, tag_field="about", tag="batches"):
     continues: bool
 
 
-class Finished(Struct, frozen=True, tag_field="about", tag="batches"):
+class Finished(Struct, frozen=True, tag_field="about", tag="finished"):
     """A worker is done with batches, or leaves its loop.
 
     Attributes:
@@ -121,13 +121,18 @@ class Desk:
         self._workers: dict[int, Line] = {}
 
     def ask(self, worker: int, number: int, question: Message) -> list[AnswerTo]:
-        """A worker asks something; the answers may be to others, too, and its own may come later."""
+        """A worker asks or says something; the answers may be to others, too, and its own may come later.
+
+        Nonsense is its own mistake, and no reason to end its host's connection.
+        """
         try:
-            asked = msgspec.convert(question, Count | Batches)
-        except msgspec.ValidationError as error:  # its own mistake, not its host's
+            asked = msgspec.convert(question, Count | Batches | Finished)
+        except msgspec.ValidationError as error:
             return [(worker, number, {"error": f"the question cannot be understood: {error}"})]
         if isinstance(asked, Count):
             return [(worker, number, self._count(asked.name, asked.amount))]
+        if isinstance(asked, Finished):
+            return self._finished(worker, asked)
         hand = self._hand(worker)
         if hand.begun == asked.deal and hand.turn == asked.turn and hand.answer:
             return [(worker, number, hand.answer)]  # it was interrupted before it had this
@@ -135,12 +140,8 @@ class Desk:
         self._asked[worker] = _Asked(number, asked)
         return self._look()
 
-    def notify(self, worker: int, saying: Message) -> list[AnswerTo]:
-        """A worker is done with batches, or leaves its loop; nonsense is no reason to end its host's connection."""
-        try:
-            said = msgspec.convert(saying, Finished)
-        except msgspec.ValidationError:
-            return []
+    def _finished(self, worker: int, said: Finished) -> list[AnswerTo]:
+        """A worker is done with batches, or leaves its loop."""
         self._note_finished(worker, said.deal, said.finished)
         if said.left is not None:
             self._asked.pop(worker, None)

@@ -41,7 +41,6 @@ from multiverso.hosts.control.messages import (
     Joined,
     Line,
     Lost,
-    Notify,
     Options,
     Over,
     Parted,
@@ -111,7 +110,6 @@ class Coordinator:
             Brought: self._brought,
             AllGather: self._all_gather,
             Ask: self._ask,
-            Notify: self._notify,
             Clocks: self._note_clocks,
             Gone: self._gone,
         }
@@ -340,11 +338,6 @@ class Coordinator:
         if report.worker not in self._roster.workers_of(host):
             return []
         return self._answers(self._desk.ask(report.worker, report.number, report.question))
-
-    def _notify(self, host: int, report: Notify) -> list[ToHost]:
-        if report.worker not in self._roster.workers_of(host):
-            return []
-        return self._answers(self._desk.notify(report.worker, report.saying))
 
     def _answers(self, answers: list[AnswerTo]) -> list[ToHost]:
         return [(self._roster.host_of(worker), Answer(worker, number, answer)) for worker, number, answer in answers]

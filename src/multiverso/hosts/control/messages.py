@@ -20,7 +20,7 @@ Key = tuple[str, int | str]
 Address = tuple[str, int]
 Reached = dict[int, dict[int, list[int]]]
 """By table and worker, how far the worker is."""
-Step = Literal["make", "write", "join", "push"]
+Step = Literal["make", "join", "push"]
 
 
 class _Message(Struct, tag_field="do", tag=str.lower, forbid_unknown_fields=True):
@@ -187,18 +187,11 @@ class AllGather(_Message):
 
 
 class Ask(_Message):
-    """A worker asks the coordinator, see ``answers.py``."""
+    """A worker asks the coordinator, see ``answers.py``; with the number 0, it says what has no answer."""
 
     worker: int
     number: int
     question: dict[str, Any]
-
-
-class Notify(_Message):
-    """A worker says what has no answer."""
-
-    worker: int
-    saying: dict[str, Any]
 
 
 class Gone(_Message):
@@ -226,11 +219,11 @@ class Make(_OfNumber):
 class Begin(_OfTable):
     """Begin a table's next step, as all hosts have done the one before.
 
-    ``write``: this host's writers write; ``join``: it exchanges differences; ``push``: what was written goes to the
+    ``join``: it exchanges differences; ``push``: what was written goes to the
     homes; ``finish``: what the others wrote is taken, and the constructors return.
     """
 
-    step: Literal["write", "join", "push", "finish"]
+    step: Literal["join", "push", "finish"]
 
 
 class Drop(_OfTable):
@@ -337,7 +330,7 @@ class Over(_Message):
 
 Report = (
     Hello | Options | Workers | Settled | Create | Withdraw | Done | Unused | Used | Parted | Gather | Brought
-    | AllGather | Ask | Notify | Clocks | Gone
+    | AllGather | Ask | Clocks | Gone
 )  # fmt: skip
 TableOrder = Make | Begin | Drop | Used | Part | Free
 HostOrder = (

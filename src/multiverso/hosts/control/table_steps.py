@@ -1,10 +1,10 @@
 """How the coordinator has tables made, and ended, on all hosts: which step each is at, and who has still to do it.
 
 A table comes to be in steps, each begun when all hosts have done the one before: *ask* (by order: all hosts whose
-workers live; by name: the first), *make* (memory, all zero), *write* (the workers whose initial value counts, each on
-its own host; nothing comes from other hosts yet, as a mean is divided here), *join* (from here on the hosts exchange
-differences), *push* (what was written reaches the homes), *finish* (take what the others wrote; let the constructors
-return).
+workers live; by name: the first), *make* (memory, all zero, into which the workers whose initial value counts write,
+each on its own host; nothing comes from other hosts yet, as a mean is divided here), *join* (from here on the hosts
+exchange differences), *push* (what was written reaches the homes), *finish* (take what the others wrote; let the
+constructors return).
 
 A table ends when no worker of any host has it and one of them has closed it (the others may have left): everyone
 *parts* with it, so that nobody waits for its values any more, and when all have, *frees* it.
@@ -37,7 +37,7 @@ from multiverso.hosts.control.messages import (
     Withdraw,
 )
 
-_NEXT: dict[Step, Literal["write", "join", "push"]] = {"make": "write", "write": "join", "join": "push"}
+_NEXT: dict[Step, Literal["join", "push"]] = {"make": "join", "join": "push"}
 
 _ORDER = "order"
 

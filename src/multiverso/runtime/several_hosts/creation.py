@@ -1,8 +1,8 @@
 """How tables come to be in a job on several hosts: each host gathers its own workers, the coordinator decides.
 
 To the states of `creation` come the steps of `hosts.control.table_steps`: this host *asks* once its workers have,
-*makes* the table when all hosts have asked, lets its own of the workers whose initial value counts *write*, *joins* the
-exchange between hosts, *pushes* what they wrote, and lets everyone go when all hosts have pushed and the rest was
+*makes* the table when all hosts have asked and lets its own of the workers whose initial value counts write, *joins*
+the exchange between hosts, *pushes* what they wrote, and lets everyone go when all hosts have pushed and the rest was
 taken. Plain memory is each host's own, as before.
 
 A table that all have closed goes in two steps, as no host may wait for the answer of one that has released it: when no
@@ -83,9 +83,6 @@ class HostCreations(Creations):
             return  # it was refused here, as a worker is lost
         elif isinstance(order, Drop):
             self._refuse(creation, self._error_of(order))
-        elif order.step == "write":
-            creation.step = "write"
-            self._proceed(creation)
         elif creation.piece is not None:
             number = creation.piece.number
             if order.step == "join":
@@ -133,17 +130,15 @@ class HostCreations(Creations):
         return self._writers_of[creation.key]
 
     def _done(self, creation: Creation, error: MultiversoError | None = None) -> None:
-        """Tells the coordinator, which says what comes next."""
-        if creation.key[0] == "memory":
+        """Tells the coordinator, which says what comes next, once the table is made and written."""
+        if creation.key[0] == "memory" or (creation.step == "make" and error is None):
             super()._done(creation, error)
             return
-        step: Step = "make" if creation.step == "make" else "write"
-        if step == "write":
-            creation.step = "join"
+        creation.step = "join"
         failed = None
         if error is not None:
             failed = type(error).__name__, f"{self._roster.names[self._roster.host]}: {error}"
-        self._copies.report(Done(creation.key, step, failed))
+        self._copies.report(Done(creation.key, "make", failed))
 
     def _done_between(self, key: Key, step: Step) -> None:
         self._copies.report(Done(key, step))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from multiverso.errors import MultiversoError
-from multiverso.hosts.control.messages import AllGather, AllGathered, Answer, Ask, Notify, Report
+from multiverso.hosts.control.messages import AllGather, AllGathered, Answer, Ask, Report
 from multiverso.runtime.node.connection import Connection
 from multiverso.wire import requests as asked
 
@@ -30,7 +30,7 @@ class Questions:
 
     def notify(self, connection: Connection, request: asked.Notify) -> None:
         """A worker says something that has no answer."""
-        self._report(Notify(connection.attached_id, request.saying))
+        self._report(Ask(connection.attached_id, 0, request.saying))
 
     def all_gather(self, connection: Connection, request: asked.AllGather) -> None:
         """A worker's note for the workers of all hosts; it is answered once all have sent theirs."""
