@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
+from hatchling.metadata.plugin.interface import MetadataHookInterface
 
 _ROOT = Path(__file__).resolve().parent
 _GLIBC = "2_17"  # as old as Python's own wheels go: nothing newer is called
@@ -34,17 +35,25 @@ Group = tuple[str, str, str | None]
 """What holds it ("module" or "loops"), the module's name, and the dtype of its tables, if any."""
 
 
-class KernelsHook(BuildHookInterface[Any]):
-    """Puts the libraries into a wheel where ``MULTIVERSO_BUILD_KERNELS`` is set; else Numba becomes a dependency.
+class DependenciesHook(MetadataHookInterface):
+    """Adds Numba to the dependencies unless ``MULTIVERSO_BUILD_KERNELS`` is set.
 
     So `pip install .` in a clone brings what compiles kernels when they are needed, and takes no minutes itself.
     """
+
+    def update(self, metadata: dict[str, Any]) -> None:
+        """Completes the table ``[project]``."""
+        compiling = [] if os.environ.get("MULTIVERSO_BUILD_KERNELS") else metadata["optional-dependencies"]["compile"]
+        metadata["dependencies"] = [*self.config["dependencies"], *compiling]
+
+
+class KernelsHook(BuildHookInterface[Any]):
+    """Puts the libraries into a wheel where ``MULTIVERSO_BUILD_KERNELS`` is set."""
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
         """Compiles in a process of its own, which has none of the builder's settings."""
         self._folder = tempfile.TemporaryDirectory()
         if version == "editable" or not os.environ.get("MULTIVERSO_BUILD_KERNELS"):
-            build_data["dependencies"] += self.metadata.core.optional_dependencies["compile"]
             return
         kept = {name: value for name, value in os.environ.items() if not name.startswith(("NUMBA_", "PYTHON"))}
         subprocess.run([sys.executable, __file__, self._folder.name], env=kept, check=True)

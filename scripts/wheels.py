@@ -49,7 +49,7 @@ def seconds_of(*command: str | Path, **more: Any) -> float:
 def build(folder: Path, target: str) -> Path:
     """Builds a wheel with kernels, or the source archive."""
     command = (sys.executable, "-m", "hatchling", "build", "-t", target, "-d", folder)
-    run(*command, MULTIVERSO_BUILD_KERNELS="1")
+    run(*command, MULTIVERSO_BUILD_KERNELS="1" if target == "wheel" else "")
     return max(folder.glob("*.whl" if target == "wheel" else "*.tar.gz"), key=lambda path: path.stat().st_mtime)
 
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import ast
+import json
 import os
 import re
 import signal
 import subprocess
 import sys
 import tarfile
+import tomllib
 import zipfile
 from importlib import metadata
 from pathlib import Path
@@ -65,6 +67,17 @@ def test_the_wheel_has_both_packages_their_types_and_the_licence(tmp_path: Path)
         for name in names
         if name.split("/")[0] not in ("multiverso", "platoon", "multiverso_program.py") and ".dist-info/" not in name
     ]
+
+
+def test_whoever_asks_for_the_dependencies_gets_numba_unless_kernels_come_compiled() -> None:
+    asked = sys.executable, "-m", "hatchling", "metadata"
+    static = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert "dependencies" not in static  # or uv would take them as they stand, without asking
+    needs = [start(*asked, "dependencies", MULTIVERSO_BUILD_KERNELS=value) for value in ("", "1")]
+    assert [done.returncode for done in needs] == [0, 0], needs
+    clone, compiled = (json.loads(done.stdout) for done in needs)
+    assert set(clone) - set(compiled) == set(static["optional-dependencies"]["compile"])
+    assert set(compiled) < set(clone)
 
 
 def test_importing_loads_no_framework_starts_nothing_and_reads_no_environment() -> None:
