@@ -129,6 +129,38 @@ def torn(o: Outcome) -> bool:
     return o["before"] == o["after"] != 1 and {o["a1"], o["b1"]} != {o["before"] // 2}
 
 
+# kernels/keyed/index.py, `split` and `seek`: the old segment's word is free (0), held (1), free and one deeper (2). A
+# reader may only say that a key is absent if the word was free and the same before and after it looked.
+MOVES: list[list[Step]] = [  # a key that goes to the new segment, and is looked for in either
+    [swap("word", 0, 1, "held"), write("copy", 1), write("new", 1, "release"), write("old_slot", 1, "release")],
+    [
+        read("new", "published", "acquire"),
+        read("copy", "copied"),
+        read("word", "before"),
+        read("old_slot", "removed", "acquire"),
+        read("word", "after"),
+    ],
+]
+STAYS: list[list[Step]] = [  # a key that stays and comes nearer to its home
+    [swap("word", 0, 1, "held"), write("near", 1), write("far_slot", 1, "release"), write("word", 2, "release")],
+    [
+        read("word", "before", "acquire"),
+        read("near", "nearer"),
+        read("far_slot", "left", "acquire"),
+        read("word", "after"),
+    ],
+]
+
+
+def missed_moved(o: Outcome) -> bool:
+    in_new, in_old = o["published"] and not o["copied"], o["before"] == o["after"] == 0 and o["removed"]
+    return bool(in_new or in_old)
+
+
+def missed_still(o: Outcome) -> bool:
+    return bool(o["before"] == o["after"] != 1 and o["left"] and not o["nearer"])
+
+
 # What is not in the code by its name is named where it is.
 PROTOCOLS: dict[str, tuple[Threads, Bad]] = {
     # kernels/stripe_words.py, keyed/row_words.py and read_only.py: numbers under a word, read by who never takes it
@@ -191,6 +223,13 @@ PROTOCOLS: dict[str, tuple[Threads, Bad]] = {
         [[read("slot", "seen"), write("given", 1, "release")], [read("given", "back", "acquire"), write("slot", 1)]],
         both("back", "seen", 1, 1),
     ),
+    "a split, for a key that moves": (MOVES, missed_moved),
+    "a split, for a key that stays": (STAYS, missed_still),
+    # kernels/keyed/buckets.py, `fill`, and `seek`: a reader has found a key in a slot that another key gets meanwhile
+    "a slot's next key": (
+        [[write("key", 1), write("value", 1, "release")], [read("value", "got", "acquire"), read("key", "again")]],
+        both("got", "again"),
+    ),
     # kernels/waits.py: a sleeper says that it sleeps and looks once more; a waker writes and looks for sleepers
     "a wake-up": (
         [
@@ -209,6 +248,24 @@ def test_a_protocol_holds_and_needs_each_of_its_orderings(name: str) -> None:
     assert not [model for model, allowed in models.items() if allows(allowed, threads, bad)]
     for less, fewer in weakened(threads):
         assert any(allows(allowed, fewer, bad) for allowed in models.values()), f"{name} does not need {less}"
+
+
+def reordered(threads: Threads, *positions: int) -> Threads:
+    return [[threads[0][i] for i in positions], *threads[1:]]
+
+
+SPOILT: dict[str, tuple[Threads, Bad]] = {
+    "published before it is copied": (reordered(MOVES, 0, 2, 1, 3), missed_moved),
+    "removed without the word": ([[read("word", "held"), *MOVES[0][1:]], MOVES[1]], missed_moved),
+    "released before all is in place": (reordered(STAYS, 0, 2, 3, 1), missed_still),
+    "word read once": (STAYS, lambda o: missed_still({**o, "after": o["before"]})),
+}
+
+
+@pytest.mark.parametrize("name", list(SPOILT))
+def test_a_spoilt_split_loses_keys_on_every_processor(name: str) -> None:
+    assert allows(x86, *SPOILT[name])
+    assert allows(armv8, *SPOILT[name])
 
 
 # Two defects of others, by their reports: the protocols as they stood have to fail here.

@@ -102,7 +102,6 @@ def _row_of(base, header, key_hash, key):
     entry = scan(_segment_at(base, header, segment), key_hash, key)
     if entry:
         value = load_acquire64(entry + 8)
-        fence_acquire()
         if load_acquire64(entry) != key:
             return _AGAIN
         if value & CANDIDATE:
@@ -111,7 +110,6 @@ def _row_of(base, header, key_hash, key):
         return row if row < load_acquire64(header + at.CAPACITY) else _AGAIN
     if word & OWNER:
         return _AGAIN
-    fence_acquire()
     return ABSENT if load_acquire64(address) == word else _AGAIN
 
 
@@ -133,7 +131,6 @@ def _read_key(base, header, key, to, size):
     fence_acquire()
     if _row_of(base, header, key_hash, key) != row:
         return _AGAIN
-    fence_acquire()
     return DONE if load_acquire64(word) == value else _AGAIN
 
 

@@ -19,7 +19,6 @@ from __future__ import annotations
 
 from multiverso.compiling.atomics import (
     compare_swap64,
-    fence_acquire,
     hash64,
     load_acquire64,
     monotonic_ns,
@@ -244,7 +243,6 @@ def seek(control, base, owner, key_hash, key):
         entry = scan(segment_at(base, segment), key_hash, key)
         if entry:
             value = load_acquire64(entry + 8)
-            fence_acquire()
             if load_acquire64(entry) == key:  # a slot's key changes before its value does
                 return value, segment, word
         elif word & OWNER:  # something is on the move: look again, then wait until it has come to rest
@@ -253,10 +251,8 @@ def seek(control, base, owner, key_hash, key):
                 code = await_segment(control, base, owner, segment)
                 if code != 0:
                     return -code, segment, word
-        else:
-            fence_acquire()
-            if load_acquire64(address) == word:
-                return ABSENT, segment, word
+        elif load_acquire64(address) == word:
+            return ABSENT, segment, word
 
 
 @inner

@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from multiverso.compiling.atomics import add64, compare_swap64, fence_acquire, hash64, load_acquire64, store_release64
+from multiverso.compiling.atomics import add64, compare_swap64, hash64, load_acquire64, store_release64
 from multiverso.compiling.declaring import Address, Int, Words, kernel
 from multiverso.kernels.keyed.buckets import counts_at, scan
 from multiverso.kernels.keyed.index import depth_of, next_pattern, segment_at, word_at
@@ -24,7 +24,6 @@ def counts(control: Address, base: Address, me: Int, totals: Words, pattern: Int
         if code != 0:
             return (pattern << 16) | code
         found = load_acquire64(counts_at(base, segment_at(base, segment)))
-        fence_acquire()
         if load_acquire64(word_at(base, segment)) == word:
             for kind in range(3):
                 totals[kind] += (found >> (16 * kind)) & 0xFFFF
@@ -63,7 +62,6 @@ def entries(control: Address, base: Address, me: Int, found: Words, keys: Words,
                 elif value & CANDIDATE:
                     kinds[n] = WAITING
                 n += 1
-        fence_acquire()
         if load_acquire64(word_at(base, segment)) == word:
             found[0], found[1] = next_pattern(segment, depth_of(word)), n
     return 0

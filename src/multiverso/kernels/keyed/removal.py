@@ -8,7 +8,6 @@ from multiverso.compiling.atomics import (
     add64,
     compare_swap64,
     fence_all,
-    fence_release,
     hash64,
     load_acquire64,
     load_double,
@@ -249,7 +248,6 @@ def evict(control: Address, base: Address, me: Int, seen: Words, until_ns: Int) 
             continue
         store_release64(undo + at.SEGMENT, segment + 1)
         if compare_swap64(address, word, word | owner) == word:
-            fence_release()
             gone = _evict_segment(control, base, owner, line, segment, depth, total)
             store_release64(address, word + SEGMENT_VERSION)
             seen[1] += gone

@@ -8,14 +8,7 @@ was removed in an epoch goes to another key only when every call that is under w
 
 from __future__ import annotations
 
-from multiverso.compiling.atomics import (
-    compare_swap64,
-    fence_release,
-    hash64,
-    load_acquire64,
-    store_release64,
-    trailing_zeros,
-)
+from multiverso.compiling.atomics import compare_swap64, hash64, load_acquire64, store_release64, trailing_zeros
 from multiverso.compiling.declaring import inner
 from multiverso.kernels.codes import FULL
 from multiverso.kernels.keyed.buckets import LOW_56, ONES, count, counts_at, fill, home_of, put, scan, tag_of
@@ -218,7 +211,6 @@ def enter_key(control, base, owner, key_hash, key, line, call, k, absent_from, a
         store_release64(undo + at.SEGMENT, segment + 1)
         if compare_swap64(address, word, word | owner) != word:
             continue
-        fence_release()
         known = segment == absent_from and word == absent_word
         entry = 0 if known else scan(place, key_hash, key)
         if entry:

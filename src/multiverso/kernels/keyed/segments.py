@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from multiverso.compiling.atomics import compare_swap64, fence_release, load_acquire64, store_release64
+from multiverso.compiling.atomics import compare_swap64, load_acquire64, store_release64
 from multiverso.compiling.declaring import inner
 from multiverso.kernels.keyed.index import await_segment, depth_of, resolve, word_at
 from multiverso.kernels.keyed.row_words import undo_slot_of
@@ -38,5 +38,4 @@ def take_segment(control, base, owner, pattern):
             return segment, word, code
         store_release64(undo_slot_of(base, owner) + at.SEGMENT, segment + 1)
         if compare_swap64(word_at(base, segment), word, word | owner) == word:
-            fence_release()
             return segment, word, 0
