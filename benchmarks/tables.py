@@ -12,10 +12,9 @@ import statistics
 import sys
 import tempfile
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
-
-from rich.console import Console
 
 from multiverso.bench import FULL, QUICK, measure, render
 from multiverso.launch import run
@@ -80,15 +79,15 @@ def main() -> None:
     parser.add_argument("--output", type=Path, help="write the JSON there, too")
     options = parser.parse_args()
     plan = QUICK if options.quick else FULL
-    say = Console(stderr=True)
-    result = measure(plan, lambda what: say.print(f"measuring: {what} ..."))
-    say.print("measuring: rounds against gloo ...")
+    say = partial(print, file=sys.stderr)
+    result = measure(plan, lambda what: say(f"measuring: {what} ..."))
+    say("measuring: rounds against gloo ...")
     sizes = [size for size in plan.sizes if size <= 10_000_000]
     numbers = [number for number in plan.workers if number > 1]
     result["gloo"] = against_gloo(sizes, numbers, plan.repeats, plan.elements_a_size)
-    say.print(render(result))
+    say(render(result))
     for row in result["gloo"]:
-        say.print(
+        say(
             f"{row['workers']} workers, {row['elements']:,}: round {row['round_microseconds']:,.0f} us, "
             f"gloo {row['gloo_all_reduce_microseconds']:,.0f} us, {row['gloo_over_round']:.2f}x"
         )

@@ -241,16 +241,10 @@ def bench(full: bool, as_json: bool) -> None:
     """Measure the tables on this machine, beside the same loops on private memory in the same run."""
     import json
 
-    from rich.console import Console
-
     from multiverso.bench import FULL, QUICK, measure, render
 
-    say = Console(stderr=True)
-    result = measure(FULL if full else QUICK, lambda what: say.print(f"measuring: {what} ..."))
-    if as_json:
-        click.echo(json.dumps(result))
-    else:
-        Console().print(render(result))
+    result = measure(FULL if full else QUICK, lambda what: click.echo(f"measuring: {what} ...", err=True))
+    click.echo(json.dumps(result) if as_json else render(result))
 
 
 @app.command()

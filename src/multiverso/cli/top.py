@@ -1,25 +1,28 @@
 """`multiverso top`: the running jobs of this user, asked of their nodes."""
 
-import io
 import itertools
 import json
+import shutil
+import sys
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from rich.console import Console, Group, RenderableType
-from rich.live import Live
-from rich.table import Table
-from rich.text import Text
+import click
 
+from multiverso.columns import in_columns
 from multiverso.errors import StartupError
 from multiverso.watching.history import History
 from multiverso.watching.jobs import chosen, find_jobs
 from multiverso.watching.snapshot import Observer, Snapshot, Worker
 from multiverso.watching.units import duration, size
 
-_STATE_STYLES = {"alive": "green", "lost": "red", "left": "dim"}
+_STATE_COLOURS = {"alive": "green", "lost": "red"}
+# A screen of its own, without a cursor, where lines that are too long are cut off; and back.
+_ENTER_SCREEN, _LEAVE_SCREEN = "\x1b[?1049h\x1b[?25l\x1b[?7l", "\x1b[?7h\x1b[?25h\x1b[?1049l"
+_FIRST_LINE, _CLEAR_LINE, _CLEAR_BELOW = "\x1b[H", "\x1b[K", "\x1b[J"
 _BARS = " ▁▂▃▄▅▆▇█"
 _SPARK = 16  # looks
 
@@ -70,53 +73,57 @@ def show_jobs(*, once: bool, as_json: bool, interval_seconds: float, job: str | 
     if as_json:
         print(json.dumps(chosen(find_jobs(), job)))
         return 0
-    console = Console()
-    if not console.is_terminal:
-        console, once = Console(width=200), True  # what reads us waits for our end
-    if once:
-        console.print(render([Job().see(status) for status in chosen(find_jobs(), job)], sort))
+    if once or not sys.stdout.isatty():  # what reads us waits for our end
+        click.echo(render([Job().see(status) for status in chosen(find_jobs(), job)], sort))
         return 0
     seen: dict[str, Job] = {}
     try:
-        with Live(console=console, screen=True, auto_refresh=False) as live:
+        with _screen():
             while True:
                 found = {status["address"]: status for status in chosen(find_jobs(), job)}
                 seen = {address: seen.get(address, Job()).see(status) for address, status in found.items()}
-                live.update(render(list(seen.values()), sort), refresh=True)
+                lines = render(list(seen.values()), sort).splitlines()[: shutil.get_terminal_size().lines - 1]
+                click.echo(_FIRST_LINE + "".join(f"{line}{_CLEAR_LINE}\n" for line in lines) + _CLEAR_BELOW, nl=False)
                 time.sleep(interval_seconds)
     except KeyboardInterrupt:
         return 0
 
 
-def render(jobs: list[Job], sort: str = "worker") -> RenderableType:
+@contextmanager
+def _screen() -> Iterator[None]:
+    click.echo(_ENTER_SCREEN, nl=False)
+    try:
+        yield
+    finally:
+        click.echo(_LEAVE_SCREEN, nl=False)
+
+
+def render(jobs: list[Job], sort: str = "worker") -> str:
     """Lays the jobs out, one below the other."""
     if not jobs:
-        return Text("No job of this user is running here.")
-    return Group(*(part for job in jobs for part in _render_job(job, sort)))
+        return "No job of this user is running here."
+    return "\n\n".join("\n".join(_render_job(job, sort)) for job in jobs)
 
 
-def _render_job(job: Job, sort: str) -> Iterator[RenderableType]:
+def _render_job(job: Job, sort: str) -> Iterator[str]:
     now = job.now
     number = now.workers_num
     workers = f"workers: {number}" if number is not None else f"workers: {len(now.workers)}, any number"
-    yield Text.assemble(
-        (f"{now.program}  {workers}, up {duration(now.up_seconds)}", "bold"), (f"  {now.address}", "dim")
-    )
+    title = f"{now.program}  {workers}, up {duration(now.up_seconds)}"
+    yield click.style(title, bold=True) + click.style(f"  {now.address}", dim=True)
     if job.history.slowest is not None:
-        yield Text(f"{job.history.slowest}", style="yellow")
+        yield click.style(f"{job.history.slowest}", fg="yellow")
     yield render_workers(job, sort)
     if now.tables:
         yield _render_tables(job)
     if now.links:
         yield _render_links(job)
-    yield Text()
 
 
-def render_workers(job: Job, sort: str = "worker") -> Table:
+def render_workers(job: Job, sort: str = "worker") -> str:
     """Lays the workers of one job out: what each does, how quickly, how far behind, what it says."""
     columns = ("worker", "pid", "state", "cpu", "memory", "op/s", "", "stale", "lag", "waits for", "since", "missing")
-    table = Table(*columns, "waited", "cost", "logged", box=None, pad_edge=False)
-    now = job.now
+    rows, now = [], job.now
     most = max((worker.operations for worker in now.workers), default=0.0)
     rates = {worker.id: job.per_second("workers", worker.id, "operations") for worker in now.workers}
     past = {worker.id: job.past(worker.id) for worker in now.workers}
@@ -125,10 +132,10 @@ def render_workers(job: Job, sort: str = "worker") -> Table:
     if sort == "slow":  # those that cost the others most, then those that have done least
         workers = sorted(workers, key=lambda worker: (-worker.cost_seconds, rates[worker.id]))
     for worker in workers:
-        table.add_row(
+        row = (
             str(worker.id),
             f"{worker.pid} on {worker.host}" if worker.host else str(worker.pid),
-            Text(worker.state, style=_STATE_STYLES.get(worker.state, "")),
+            _coloured(worker.state, _STATE_COLOURS.get(worker.state)),
             f"{job.per_second('workers', worker.id, 'cpu_seconds'):.0%}" if worker.state == "alive" else "",
             size(worker.resident_bytes) if worker.resident_bytes else "",
             f"{rates[worker.id]:,.0f}",
@@ -142,7 +149,8 @@ def render_workers(job: Job, sort: str = "worker") -> Table:
             duration(worker.cost_seconds) if worker.cost_seconds >= 0.1 else "",
             _logged(worker),
         )
-    return table
+        rows.append(row)
+    return in_columns((*columns, "waited", "cost", "logged"), rows)
 
 
 def _sparkline(values: Sequence[float], highest: float) -> str:
@@ -154,10 +162,10 @@ def _sparkline(values: Sequence[float], highest: float) -> str:
 def summary(now: Snapshot) -> str:
     """Returns a table of what each worker of a job that is over has done, as text."""
     columns = ("worker", "operations", "op/s", "stale", "lag", "waited", "logged")
-    table = Table(*columns, box=None, pad_edge=False)
+    rows = []
     most = max((worker.operations for worker in now.workers), default=0.0)
     for worker in now.workers:
-        table.add_row(
+        row = (
             str(worker.id),
             f"{worker.operations:,.0f}",
             f"{worker.operations / max(now.up_seconds, 1e-9):,.0f}",
@@ -166,10 +174,12 @@ def summary(now: Snapshot) -> str:
             duration(worker.waited_seconds),
             _logged(worker),
         )
-    console = Console(width=160, file=io.StringIO())
-    console.print(table)
-    text = console.file.getvalue()  # type: ignore[attr-defined]
-    return "\n".join(line.rstrip() for line in text.splitlines()) + "\n"
+        rows.append(row)
+    return click.unstyle(in_columns(columns, rows)) + "\n"
+
+
+def _coloured(text: str, colour: str | None) -> str:
+    return click.style(text, fg=colour) if colour else text
 
 
 def _logged(worker: Worker) -> str:
@@ -179,11 +189,11 @@ def _logged(worker: Worker) -> str:
     return f"step {worker.step}: {values}"
 
 
-def _render_tables(job: Job) -> Table:
+def _render_tables(job: Job) -> str:
     columns = ("table", "shape", "updater", "adds", "gets", "exch.", "op/s", "bytes/s", "waited", "staleness")
-    shown = Table(*columns, box=None, pad_edge=False)
+    rows = []
     for table in job.now.tables:
-        shown.add_row(
+        row = (
             table.name,
             f"{'x'.join(map(str, table.shape))} {table.dtype}",
             table.updater,
@@ -193,19 +203,21 @@ def _render_tables(job: Job) -> Table:
             duration(table.wait_seconds),
             f"{table.staleness:.1f}",
         )
-    return shown
+        rows.append(row)
+    return in_columns(columns, rows)
 
 
-def _render_links(job: Job) -> Table:
+def _render_links(job: Job) -> str:
     """The ways from the host whose node answers to the others."""
-    shown = Table("host", "link", "sent", "received", "sent/s", "received/s", "cut", box=None, pad_edge=False)
+    rows = []
     for link in job.now.links:
-        shown.add_row(
+        row = (
             link.host,
-            Text(link.state, style="" if link.state == "connected" else "red"),
+            _coloured(link.state, None if link.state == "connected" else "red"),
             size(link.bytes_sent),
             size(link.bytes_received),
             *(size(job.per_second("links", link.host, count)) for count in ("bytes_sent", "bytes_received")),
             f"{max(0, link.connections - 1)} times",
         )
-    return shown
+        rows.append(row)
+    return in_columns(("host", "link", "sent", "received", "sent/s", "received/s", "cut"), rows)

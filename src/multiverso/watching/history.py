@@ -72,7 +72,7 @@ class History:
         """Takes the next snapshot; returns what has happened since the last one."""
         news = [] if now == self.now else list(_events(self.now, now))
         self.events.extend(news)
-        if not self.points or now.at - self.points[-1].at >= self._apart or now.over:
+        if not self.points or round(now.at, 2) - self.points[-1].at >= self._apart or now.over:
             self.points.append(point_of(now))
         if len(self.points) > self._most:
             self.points = self.points[::2]
