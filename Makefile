@@ -4,7 +4,7 @@ SHELL := /bin/bash
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help demo test quick check bench figures chaos exact pauses again pythons ray buckets engines fuzz interrupts programs interleave simulate mutants golden wheels aarch64 docs clean distclean
+.PHONY: help demo test quick check bench figures chaos exact pauses again pythons ray buckets page engines fuzz interrupts programs interleave simulate mutants golden wheels aarch64 docs clean distclean
 
 # Whatever is active outside must not reach the environments made here.
 unexport VIRTUAL_ENV PYTHONPATH PYTHONHOME PYTHONSTARTUP PYTHONWARNINGS CONDA_PREFIX
@@ -119,6 +119,9 @@ ray: .venv/.full ## jobs on a Ray cluster of two nodes on this machine; installs
 buckets: .venv/.full ## checkpoints in an S3 bucket, on a server of this machine that speaks its interface; installs moto and s3fs
 	@$(BIN)/python $(INSTALL) 'moto[server,s3]>=5,<6' s3fs
 	$(BIN)/python -m pytest tests/s3 $(PYTEST_ARGS)
+
+page: .venv/.full ## the page in a real browser, by its accessibility tree, its contrast and in pictures; wants chromium (PICTURES=folder)
+	$(if $(PICTURES),MULTIVERSO_PICTURES="$(abspath $(PICTURES))") $(BIN)/python -m pytest tests/browser $(PYTEST_ARGS)
 
 engines: .venv/.full ## real sshd and real Slurm on machines that are namespaces of this one; wants root, openssh-server, slurm-wlm, munge
 	$(BIN)/python -m pytest tests/engines $(PYTEST_ARGS)

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import select
 import signal
 import subprocess
@@ -180,7 +181,11 @@ def test_top_shows_who_waits_for_whom(tmp_path: Path) -> None:
         assert "step 7: loss=0.25" in shown
         assert "No job" in multiverso("top", "--once", "--job", "another.py").stdout
         _, said = job.communicate("go\n", timeout=SECONDS)
-        columns, *lines = said.splitlines()
+        first, columns, *lines, last = said.splitlines()
+        assert first == "multiverso: 2 workers on this host"
+        assert re.fullmatch(
+            r"multiverso: 2 workers ran for .*; worker 0 is the slowest: .*; waited for: barrier .* s\.", last
+        )
         assert columns.split() == ["worker", "operations", "op/s", "stale", "lag", "waited", "logged"]
         assert [line.split()[:2] for line in lines] == [["0", "5"], ["1", "5"]]
         assert lines[1].endswith("step 7: loss=0.25")

@@ -89,6 +89,12 @@ def app(context: click.Context) -> None:
     is_flag=True,
     help="Say at the end what each worker did: operations, staleness, waits, mv.log.",
 )
+@click.option("--page", is_flag=True, help="Serve a page in the browser that shows the job while it runs.")
+@click.option(
+    "--history",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="With --page: write the job's past to this file (.jsonl), which `multiverso page` shows later.",
+)
 @click.option(
     "--timeout", "timeout_seconds", type=float, help="End the job after this many seconds.", metavar="SECONDS"
 )
@@ -232,6 +238,30 @@ def top(once: bool, as_json: bool, interval: float, job: str | None, sort: str) 
 
     show = partial(show_jobs, once=once, as_json=as_json, interval_seconds=interval, job=job, sort=sort)
     raise click.exceptions.Exit(_or_complain(show))
+
+
+@app.command()
+@click.argument("job", required=False, shell_complete=_files)
+@click.option(
+    "--history",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="Write the job's past to this file (.jsonl), which `multiverso page` shows later.",
+)
+@click.option(
+    "--export",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="Write one HTML file of a .jsonl file's job, and serve nothing.",
+)
+@click.option("--port", type=click.IntRange(0, 65535), default=0, show_default="a free one", help="Where to serve.")
+def page(job: str | None, history: Path | None, export: Path | None, port: int) -> None:
+    """Serve a page in the browser that shows a job, on 127.0.0.1 only; its address has a token.
+
+    JOB is its script's name, a worker's pid, a part of its address, or the .jsonl file of one that is over; without it,
+    the one job that runs.
+    """
+    from multiverso.cli.page import show_page
+
+    raise click.exceptions.Exit(_or_complain(lambda: show_page(job, history, export, port)))
 
 
 @app.command()

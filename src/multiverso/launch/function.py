@@ -11,6 +11,7 @@ from typing import IO, Any, TypedDict, TypeVar, TypeVarTuple, Unpack, overload
 from multiverso.deadline import checked_seconds
 from multiverso.errors import StartupError
 from multiverso.hosts.roster import spread
+from multiverso.launch.cell import Cell
 from multiverso.launch.job import OnFailure
 from multiverso.launch.on_nodes import Part, Watcher, job_on
 from multiverso.launch.outcomes import conclude, read_answer, write_call
@@ -19,6 +20,7 @@ from multiverso.launch.place import JOB_VARIABLE, Place, place_in
 from multiverso.launch.restarting import Replacements
 from multiverso.launch.results import WorkerExit
 from multiverso.launch.sinks import text_sink
+from multiverso.launch.watched import Page, Watch
 from multiverso.layout.words import MAX_WORKERS
 from multiverso.runtime.node.node import Node
 from multiverso.wire.trust import SECRET_VARIABLE, new_secret
@@ -35,6 +37,7 @@ class RunOptions(TypedDict, total=False):
     env: Mapping[str, str] | None
     hosts: int
     replace: int
+    page: bool
 
 
 @overload
@@ -64,6 +67,7 @@ def run(
     env: Mapping[str, str] | None = None,
     hosts: int = 1,
     replace: int = 0,
+    page: bool = False,
 ) -> list[Any]:
     """Calls `function(*args, **kwargs)` in each of several new processes, the workers of one job.
 
@@ -85,6 +89,8 @@ def run(
             order, and what is true between hosts is true between theirs (docs/how-to/hosts.md).
         replace: with on_failure="continue": how many failed workers, in all, are started again in their places, and
             call the function again, while the others continue.
+        page: show the job in the browser while it runs (extra ``page``): in a notebook in the cell, which keeps what it
+            showed; elsewhere the address is printed.
 
     Returns:
         Each worker's result, in worker order.
@@ -122,6 +128,7 @@ def run(
             theirs = [descriptors[worker_id] for worker_id in place.workers]
             programs = [(*python, *map(str, pair)) for pair in theirs]  # inherited under the same numbers
             parts.append(Part(node, place, programs, theirs))
+        watch = stack.enter_context(_shown(parts[0].node)) if page else None
         job = job_on(
             parts,
             Replacements(replace),
@@ -132,11 +139,27 @@ def run(
             on_failure=on_failure,
         )
         result = job.run(timeout_seconds)
+        if watch is not None:
+            watch.end(f"{result}")
         outcomes = [read_answer(answers[end.worker_id], end) for end in result.exits]
     late = (
         f"multiverso.run took longer than timeout_seconds={timeout_seconds:g}" if result.reason == "timeout" else None
     )
     return conclude(outcomes, on_failure, late)
+
+
+@contextmanager
+def _shown(node: Node) -> Iterator[Watch]:
+    """Shows a page of the job, until it is over."""
+    page = Page()
+    with Watch(page) as watch:
+        cell = Cell(page)
+        watch.follow(node)
+        try:
+            yield watch
+        finally:
+            watch.leave()
+            cell.keep(watch)
 
 
 class _Answers(Watcher):

@@ -268,6 +268,8 @@ def _arguments(options: RunOptions) -> list[str]:
         *(("--gpus", options.gpus) if options.gpus else ()),
         *(("--bind",) if options.bind else ()),
         *(("--log-dir", str(options.log_dir)) if options.log_dir else ()),
+        *(("--page",) if options.page else ()),
+        *(("--history", str(options.history)) if options.history else ()),
         *(("-m",) if options.module else ()),
         *("--", options.target),
         *options.arguments,

@@ -4,7 +4,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import closing
+from contextlib import ExitStack, closing
 from pathlib import Path
 
 from multiverso.errors import StartupError
@@ -18,8 +18,10 @@ from multiverso.launch.restarting import Replacements, Starts
 from multiverso.launch.results import JobResult
 from multiverso.launch.signals import Signals, let_signals_end_us
 from multiverso.launch.sinks import unbuffered
+from multiverso.launch.watched import Page, Watch
 from multiverso.runtime.discovery.restarts import restarts
 from multiverso.runtime.node.node import Node
+from multiverso.watching.slowest import ending
 from multiverso.wire.trust import SECRET_VARIABLE, new_secret
 
 
@@ -52,15 +54,23 @@ def _launch(options: RunOptions, place: Place) -> int:
         report.warn(f"{workers} workers share {len(devices)} GPU(s).")
     if options.workers is None and (misplaced := misplaced_workers(options)):
         report.warn(misplaced)
-    with Signals() as signals:
+    leads = place.other_hosts is None or place.other_hosts.roster.leads
+    with ExitStack() as stack:
+        page = Page(options.history) if options.page and leads else None
+        watch = stack.enter_context(Watch(page)) if page or (report.says_more and not place.name) else None
+        if watch:
+            report.begins(f"{workers} worker{'s' * (workers != 1)}", place.name, page.address if page else None)
+        signals = stack.enter_context(Signals())
         starts = Starts(options.max_restarts, options.timeout_seconds, signals)
         while True:
-            result, code, last_words = _start(options, program, place, devices, logs, report, starts)
+            result, code, last_words = _start(options, program, place, devices, logs, report, starts, watch)
             if not starts.again(result, code):
                 break
             last_words()
             report.restarting(starts)
             starts.pause()
+        if watch:
+            watch.end(f"{result}")
     # after a signal, and on one of several hosts, this process still has to tell its exit code
     if result.reason != "signal" and place.other_hosts is None:
         let_signals_end_us()
@@ -76,6 +86,7 @@ def _start(
     logs: Mapping[int, Path],
     report: Report,
     starts: Starts,
+    watch: Watch | None,
 ) -> tuple[JobResult, int, Callable[[], None]]:
     """Runs the job once; returns how it ended, its exit code, and what says so."""
     workers = options.workers_num
@@ -112,7 +123,13 @@ def _start(
             grace_seconds=options.grace_seconds,
             keep_stdin=place.keeps_stdin,
         )
-        result = job.run(starts.seconds_left, signals=starts.signals)
+        if watch:
+            watch.follow(node)
+        try:
+            result = job.run(starts.seconds_left, signals=starts.signals)
+        finally:
+            if watch:
+                watch.leave()
         if place.other_hosts is not None:
             return result, end_on_host(node, place, result, report), lambda: None
         status = node.status() if options.summary and node.had_workers else None
@@ -126,6 +143,8 @@ def _start(
             )
         if options.summary and status:
             report.summarise(status, options.summary)
+        if watch and watch.history.now:
+            report.ends(ending(watch.history.now))
         report.finished(result)
 
     return result, result.exit_code, last_words

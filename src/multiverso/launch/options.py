@@ -32,6 +32,8 @@ class RunOptions:
         timeout_seconds: end the job after this time.
         grace_seconds: how long workers that are asked to end may take until they are killed.
         summary: makes text of the job's last snapshot, to be shown at its end; None for none.
+        page: serve a page that shows the job.
+        history: where to write the job's past, too; None for nowhere.
         hosts: how many hosts to rehearse on this machine, or the hosts' names; None for one host, this one.
         port: where the first of several hosts listens for the others.
         ssh: the command that reaches a host.
@@ -55,6 +57,8 @@ class RunOptions:
     timeout_seconds: float | None = None
     grace_seconds: float = 1.0
     summary: Callable[[Snapshot], str] | None = None
+    page: bool = False
+    history: Path | None = None
     hosts: str | None = None
     port: int = 29600
     ssh: str = DEFAULT_SSH
@@ -90,6 +94,8 @@ def check(options: RunOptions) -> None:
             "--replace is for a job that continues when a worker fails: add --on-failure continue, or "
             "--max-restarts, which starts all workers again."
         )
+    if options.history is not None and not options.page:
+        raise StartupError("--history is written by what serves the page: add --page.")
     if options.exchange and options.hosts is None:
         given = " and ".join(f"--{name}" for name in options.exchange)
         raise StartupError(f"{given}: useful between hosts only; add --hosts, or leave it out.")

@@ -1,6 +1,7 @@
 """How `multiverso run` reports what happens to a job: to a person, or to a program."""
 
 import sys
+import urllib.parse
 from collections.abc import Callable
 from dataclasses import asdict
 from typing import Any, BinaryIO
@@ -23,9 +24,11 @@ class TextReport(Watcher):
     Attributes:
         output: what reads the workers' output, once there is one; our own words come between its lines.
         sink: where that output goes.
+        says_more: whether somebody reads a first line and a last one: on a terminal, or who has asked for more.
     """
 
     def __init__(self, options: RunOptions) -> None:
+        self.says_more = options.page or options.summary is not None or sys.stderr.isatty()
         self.output: Output | None = None
         self._going_on = options.on_failure == "continue"
         self._timeout_seconds = options.timeout_seconds
@@ -43,6 +46,18 @@ class TextReport(Watcher):
             self.output.notice(write)
         else:
             write()
+
+    def begins(self, workers: str, where: str, address: str | None) -> None:
+        """The job is about to begin: so many workers, the host in a job on several, the page's address."""
+        reach = ""
+        if address and where:
+            port = urllib.parse.urlsplit(address).port
+            reach = f" (on {where}; from elsewhere: ssh -L {port}:127.0.0.1:{port} {where})"
+        self.warn(f"{workers} on {where or 'this host'}" + (f"; page: {address}{reach}" if address else ""))
+
+    def ends(self, words: str) -> None:
+        """The job is over: what it was, in a line."""
+        self.warn(f"{words}.")
 
     def summarise(self, status: dict[str, Any], text_of: Callable[[Snapshot], str]) -> None:
         """Shows the job's last status."""
@@ -96,9 +111,18 @@ class JsonReport(Watcher):
         self.sink: Sink = json_sink(stdout)
         self._stdout = stdout
 
+    says_more = False
+
     def warn(self, text: str) -> None:
         """Says what the user should know and may want to change."""
         self._write("warning", text=text)
+
+    def begins(self, workers: str, where: str, address: str | None) -> None:
+        """The job is about to begin, and has a page."""
+        self._write("page", address=address)
+
+    def ends(self, words: str) -> None:
+        """The job is over: the summary says more."""
 
     def started(self, worker_id: int, pid: int) -> None:
         """A worker's process has begun."""

@@ -65,6 +65,13 @@ class JobResult:
     exits: tuple[WorkerExit, ...]
     seconds: float
 
+    def __str__(self) -> str:
+        if self.culprit is not None and self.reason in ("finished", "failed"):
+            return str(self.culprit)
+        return {"finished": "all workers have finished", "timeout": "it took longer than it may"}.get(
+            self.reason, f"ended by a {self.reason}" if self.reason == "signal" else self.reason
+        )
+
 
 def result_of(
     ends: Sequence[WorkerExit],

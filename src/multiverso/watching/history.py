@@ -119,7 +119,11 @@ def _events(before: Snapshot | None, now: Snapshot) -> Iterator[Event]:
         yield Event(now.at, "the job was started again", bad=True)
         before = None
     past: dict[int, Worker] = {} if before is None else {worker.id: worker for worker in before.workers}
-    anew = [one for one in now.workers if one.id in past and one.incarnation > past[one.id].incarnation]
+    anew = [
+        one
+        for one in now.workers
+        if one.id in past and one.pid != past[one.id].pid and past[one.id].state in ("alive", "lost")
+    ]
     for one in anew:
         if past[one.id].state == "alive":  # its death lies between the two looks
             yield Event(now.at, f"{_name(past[one.id])} was lost", bad=True)

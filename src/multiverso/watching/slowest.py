@@ -7,9 +7,11 @@ from statistics import median
 from msgspec import Struct
 
 from multiverso.watching.snapshot import Snapshot, Worker
+from multiverso.watching.units import duration
 
 _LEAST_SHARE = 0.05  # of the others' time, that is worth a word
 _MUCH_SLOWER = 0.7  # of what the others do
+_MOST_WAITS = 3
 _FEWEST = 10  # operations of the others, from which a pace can be told
 
 
@@ -65,3 +67,17 @@ def slowest(before: Snapshot | None, now: Snapshot) -> Slowest | None:
     others = median(number for worker_id, number in done.items() if worker_id != last.id)
     pace = done[last.id] / others if others >= _FEWEST else 1.0
     return Slowest(last.id, 0.0, pace) if pace < _MUCH_SLOWER else None
+
+
+def ending(now: Snapshot) -> str:
+    """Returns a line about a job that is over: how long it ran, its slowest worker, what was waited for."""
+    parts = [f"{len(now.workers)} worker{'s' * (len(now.workers) != 1)} ran for {duration(now.up_seconds)}"]
+    found = slowest(None, now)
+    if found is not None:
+        parts.append(str(found))
+    elif len(now.workers) > 1:
+        parts.append("no worker held the others up")
+    waits = sorted(now.waited_for.items(), key=lambda wait: -wait[1])[:_MOST_WAITS]
+    if waits:
+        parts.append("waited for: " + ", ".join(f"{kind} {duration(seconds)}" for kind, seconds in waits))
+    return "; ".join(parts)

@@ -148,10 +148,10 @@ class Observer:
             self._restarts += 1
             self.last = None
             self._needs.clear()
-        seen_workers = [_UNKNOWN | seen for seen in status["workers"]]
-        before = {} if self.last is None else {worker.id: worker.waited_seconds for worker in self.last.workers}
+        past = {} if self.last is None else {worker.id: worker for worker in self.last.workers}
+        seen_workers = [_with_what_is_gone(_UNKNOWN | seen, past.get(seen["id"])) for seen in status["workers"]]
         for seen in seen_workers:
-            self._count(seen, before.get(seen["id"], 0.0))
+            self._count(seen, past[seen["id"]].waited_seconds if seen["id"] in past else 0.0)
         work = _work(status["tables"])
         workers = [_worker(seen, work.get(seen["id"], {}), self._cost) for seen in seen_workers]
         live = [_checkpoint(seen) for seen in seen_workers if seen["state"] == "alive"]
@@ -181,6 +181,13 @@ class Observer:
         self._waited_for[kind] = self._waited_for.get(kind, 0.0) + waited
         for worker_id in needs:
             self._cost[worker_id] = self._cost.get(worker_id, 0.0) + waited / len(needs)
+
+
+def _with_what_is_gone(seen: dict[str, Any], last: Worker | None) -> dict[str, Any]:
+    """Adds what was known of a process that has ended, which nobody can ask any more."""
+    if last is None or last.pid != seen["pid"] or seen["state"] == "alive":
+        return seen
+    return seen | {"program": seen["program"] or last.program, "cpu_seconds": seen["cpu_seconds"] or last.cpu_seconds}
 
 
 def kind_of(wait: str) -> str:

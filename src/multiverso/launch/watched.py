@@ -1,0 +1,146 @@
+"""A launcher looks at its own job now and then: for the page beside it, and for its last line.
+
+The page is another process: what it takes is not taken from the node's threads, which are in this one. It gets the
+listening socket, a token and snapshots, and ends when the pipe ends by which these come.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import subprocess
+import sys
+import threading
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Self
+
+import msgspec
+
+from multiverso.page.address import address_of, check_installed, new_file, new_listener, new_token
+from multiverso.runtime.node.node import Node
+from multiverso.watching.history import History
+from multiverso.watching.snapshot import Observer, Snapshot
+
+_LOOK_SECONDS = 0.5
+_STUCK_SECONDS = 2.0
+_END_SECONDS = 8.0
+
+
+class Page:
+    """The process that serves the page of a launcher's job. Owner: one thread at a time; ``close`` ends it.
+
+    Args:
+        history: takes the job's past; None for no file.
+
+    Attributes:
+        address: the page's, with its token.
+
+    Raises:
+        StartupError: what it needs is not installed, or ``history`` cannot be made.
+    """
+
+    def __init__(self, history: Path | None = None) -> None:
+        check_installed()
+        token = new_token()
+        with ExitStack() as stack:
+            listener = stack.enter_context(new_listener())
+            file = None if history is None else stack.enter_context(new_file(history))
+            self._socket, theirs = socket.socketpair()
+            stack.enter_context(theirs)
+            self._process = subprocess.Popen(
+                [sys.executable, "-P", "-m", "multiverso.page", str(listener.fileno())],
+                stdin=theirs.fileno(),
+                stdout=subprocess.DEVNULL,
+                pass_fds=[one.fileno() for one in (listener, file) if one is not None],
+                start_new_session=True,  # a terminal's Ctrl-C is for the workers
+            )
+            self._socket.settimeout(_STUCK_SECONDS)
+            self.address = address_of(listener, token)
+            self._send(f"{token}\n{'' if file is None else file.fileno()}\n".encode())
+
+    def show(self, now: Snapshot) -> None:
+        """Shows a snapshot. A page that has died, or is stuck, gets no more of them."""
+        self._send(msgspec.json.encode(now) + b"\n")
+
+    def _send(self, lines: bytes) -> None:
+        try:
+            self._socket.sendall(lines)
+        except OSError:
+            self._socket.close()
+
+    def close(self) -> None:
+        """Ends it, once the browsers that look have the last snapshot."""
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)  # whoever else has this end, by a fork
+        self._socket.close()
+        try:
+            self._process.wait(_END_SECONDS)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+
+
+class Watch:
+    """A thread that looks at a job's node twice a second. Owner: the thread that made it; ``close`` ends it.
+
+    Args:
+        page: where what is seen is shown; closed with this.
+
+    Attributes:
+        history: what was seen.
+    """
+
+    def __init__(self, page: Page | None = None) -> None:
+        self.history = History()
+        self._page = page
+        self._node: Node | None = None
+        self._observer = Observer()
+        self._looking = threading.Lock()
+        self._closing = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="multiverso-watch", daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        while not self._closing.wait(_LOOK_SECONDS):
+            with self._looking:
+                self._look()
+
+    def _look(self) -> None:
+        if self._node is not None and self._node.had_workers:
+            with contextlib.suppress(Exception):  # what is not seen must not end a job
+                self._show(self._observer.see(self._node.status()))
+
+    def _show(self, now: Snapshot) -> None:
+        self.history.add(now)
+        if self._page is not None:
+            self._page.show(now)
+
+    def follow(self, node: Node) -> None:
+        """Begins to look at a node, in place of the one before."""
+        with self._looking:
+            self._node = node
+
+    def leave(self) -> None:
+        """Looks once more at the node, and then no longer: it may be closed."""
+        with self._looking:
+            self._look()
+            self._node = None
+
+    def end(self, why: str) -> None:
+        """The job is over, and not started again; says so on the page."""
+        if self.history.now is not None:
+            self._show(msgspec.structs.replace(self.history.now, over=why))
+
+    def close(self) -> None:
+        """Ends the thread, and the page."""
+        self._closing.set()
+        self._thread.join()
+        if self._page is not None:
+            self._page.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()

@@ -1,0 +1,92 @@
+"""A snapshot in Prometheus' text format (version 0.0.4). Counters begin anew where a worker's process does."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from multiverso.watching.snapshot import Snapshot
+
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+_WORKER_COUNTERS = {
+    "adds": "Adds that a worker has made, in all tables.",
+    "gets": "Reads that a worker has made, in all tables.",
+    "exchanges": "Exchanges that a worker has made, in all tables.",
+    "bytes": "Bytes that a worker's calls have moved in its host's memory.",
+    "waited_seconds": "Seconds that a worker has waited for others.",
+    "cost_seconds": "Seconds that others have waited for a worker.",
+    "cpu_seconds": "Processor time of a worker's process.",
+}
+_WORKER_GAUGES = {
+    "resident_bytes": "Memory of a worker's process.",
+    "staleness": "Pushes of others between a worker's reads, on average.",
+    "waiting_seconds": "How long a worker has waited in the wait that it is in; 0: it does not wait.",
+    "incarnation": "How many processes had a worker's number before.",
+    "step": "The step of a worker's last mv.log.",
+}
+_TABLE_COUNTERS = {
+    "adds": "Adds of all workers to a table.",
+    "gets": "Reads of all workers of a table.",
+    "exchanges": "Exchanges of all workers with a table.",
+    "bytes": "Bytes that calls have moved in a table.",
+    "wait_seconds": "Seconds that workers have waited in a table's calls.",
+}
+_LINK_COUNTERS = {
+    "bytes_sent": "Bytes of tables' values sent to a host.",
+    "bytes_received": "Bytes of tables' values received from a host.",
+    "connections": "Connections made to a host: the first one, and one after each cut.",
+}
+_STATES = ("alive", "left", "lost")
+_Sample = tuple[dict[str, str], float | None]
+
+
+def metrics_of(now: Snapshot | None) -> str:
+    """Returns the metrics of a job at a moment; only that there is none, before the first."""
+    return "".join(_families(now))
+
+
+def _families(now: Snapshot | None) -> Iterator[str]:
+    yield _family("up", "gauge", "1 while the job runs.", [({}, now is not None and not now.over)])
+    if now is None:
+        return
+    workers = [({"worker": str(worker.id), "host": worker.host}, worker) for worker in now.workers]
+    tables = [({"table": table.name}, table) for table in now.tables]
+    links = [({"to": link.host}, link) for link in now.links]
+    states = [worker.state for worker in now.workers]
+    yield _family("job_up_seconds", "gauge", "Age of the job's node.", [({}, now.up_seconds)])
+    yield _family("job_restarts_total", "counter", "Restarts of the job.", [({}, now.restarts)])
+    yield _family("checkpoint", "gauge", "The newest checkpoint that all have written.", [({}, now.checkpoint)])
+    yield _family("memory_bytes", "gauge", "Memory of the job's tables on this host.", [({}, now.memory_bytes)])
+    yield _family("workers", "gauge", "Workers by state.", [({"state": one}, states.count(one)) for one in _STATES])
+    for kind, labelled, names in (
+        ("worker", workers, _WORKER_COUNTERS),
+        ("table", tables, _TABLE_COUNTERS),
+        ("link", links, _LINK_COUNTERS),
+    ):
+        for name, text in names.items():
+            samples: list[_Sample] = [(labels, getattr(one, name)) for labels, one in labelled]
+            yield _family(f"{kind}_{name}_total", "counter", text, samples)
+    for name, text in _WORKER_GAUGES.items():
+        yield _family(f"worker_{name}", "gauge", text, [(labels, getattr(one, name)) for labels, one in workers])
+    rows: list[_Sample] = [(labels, one.shape[0]) for labels, one in tables if one.kind == "keyed"]
+    yield _family("table_rows", "gauge", "Keys that have a row in a keyed table.", rows)
+    connected: list[_Sample] = [(labels, one.state == "connected") for labels, one in links]
+    yield _family("link_connected", "gauge", "1 while the connection to a host is there.", connected)
+    logged: list[_Sample] = [
+        ({**labels, "name": name}, value) for labels, one in workers for name, value in one.values.items()
+    ]
+    yield _family("worker_logged", "gauge", "The last value that a worker gave to mv.log.", logged)
+
+
+def _family(name: str, kind: str, text: str, samples: Iterable[_Sample]) -> str:
+    lines = [f"multiverso_{name}{_labels(labels)} {float(value)!r}\n" for labels, value in samples if value is not None]
+    head = f"# HELP multiverso_{name} {text}\n# TYPE multiverso_{name} {kind}\n"
+    return head + "".join(lines) if lines else ""
+
+
+def _labels(labels: dict[str, str]) -> str:
+    pairs = [f'{name}="{_escaped(value)}"' for name, value in labels.items() if value]
+    return f"{{{','.join(pairs)}}}" if pairs else ""
+
+
+def _escaped(value: str) -> str:
+    return value.replace("\\", r"\\").replace("\n", r"\n").replace('"', r"\"")

@@ -1,0 +1,6 @@
+"""Lets these tests import what those of the page over HTTP use."""
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent.parent / "page"))

@@ -1,0 +1,119 @@
+"""The page in a real Chromium: what its user sees, hears and can do without a mouse. Wants chromium: `make page`."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+from page_support import Launched, script
+
+from chromium import Chromium
+
+VERDICT = "document.getElementById('verdict').textContent"
+CONTINUES = """
+import time
+import multiverso as mv
+
+mv.init(on_lost="continue")
+table = mv.ArrayTableHandler(100, name="weights")
+step = 0
+while True:
+    time.sleep(0.2 if mv.worker_id() == 1 else 0.01)
+    table.add(table.get() * 0 + 1)
+    mv.log(loss=1 / (1 + step), step=step)
+    step += 1
+    mv.barrier()
+"""
+
+
+CONTRAST = Path(__file__).with_name("contrast.js").read_text()
+
+
+@pytest.fixture
+def browser() -> Iterator[Chromium]:
+    with Chromium() as chromium:
+        chromium.look(1280, 900)
+        yield chromium
+
+
+def test_a_slow_worker_is_named_and_a_killed_one_is_seen(tmp_path: Path, browser: Chromium) -> None:
+    options = ("-n", 3, "--page", "--on-failure", "continue")
+    with Launched("run", *options, script(tmp_path, CONTINUES), cwd=tmp_path) as job:
+        browser.open(job.address)
+        browser.wait(f"{VERDICT}.startsWith('Worker 1 is the slowest: the others spend')")
+        browser.wait("document.querySelectorAll('#charts canvas').length >= 4")
+        tree = browser.tree()
+        roles = {role for role, _ in tree}
+        assert {"main", "banner", "heading", "table", "columnheader", "rowheader", "status", "log", "region"} <= roles
+        headings = [name for role, name in tree if role == "heading"]
+        assert headings[:5] == ["train.py", "Workers", "Who waits for whom", "Over time", "What happened"]
+        images = [name for role, name in tree if role == "image"]
+        assert all(images), "each picture has a name"
+        assert any(name.startswith("Chart by worker: loss; now") for name in images)
+        assert next(name for role, name in tree if role == "button") == "Save as one file"
+        # it asks nobody but its own server for anything, and nothing went wrong
+        assert all(url.startswith(job.address.partition("?")[0]) for url in browser.requests)
+        assert browser.errors == []
+        # without a mouse: to the head of the column of costs, and there the return key
+        costs = "document.activeElement.textContent === 'costs others'"
+        for _ in range(30):
+            if browser.value(costs):
+                break
+            for kind in ("keyDown", "keyUp"):
+                browser.call("Input.dispatchKeyEvent", type=kind, key="Tab", code="Tab", windowsVirtualKeyCode=9)
+        assert browser.value(costs)
+        for kind in ("keyDown", "keyUp"):
+            browser.call("Input.dispatchKeyEvent", type=kind, key="Enter", text="\r", windowsVirtualKeyCode=13)
+        browser.wait("document.querySelector('th[aria-sort=descending]').textContent === 'costs others'")
+        browser.wait("document.querySelector('#workers tbody tr th').textContent === '1'")
+        # a worker is killed
+        victim = browser.value("multiverso.state.now.workers[2].pid")
+        os.kill(victim, signal.SIGKILL)
+        killed = time.monotonic()
+        browser.wait("document.querySelector('#events li.bad')?.textContent.includes('worker 2')")
+        print(f"a killed worker was shown after {time.monotonic() - killed:.2f} s")
+        browser.wait("document.querySelector('#workers .state-lost')")
+        # what is saved shows the same, without a server
+        saved = tmp_path / "saved.html"
+        saved.write_text(browser.value("multiverso.saved()"))
+        os.killpg(job.process.pid, signal.SIGINT)
+        browser.wait(f"{VERDICT}.startsWith('The job is over')")
+        assert job.end()[0] == 130
+        browser.open(saved.as_uri())
+        browser.wait("document.querySelectorAll('#charts canvas').length >= 4")
+        assert browser.value("document.querySelector('#events li.bad').textContent.includes('worker 2')")
+        assert browser.value("document.getElementById('save').hidden")
+
+
+@pytest.mark.parametrize("workers", [4, 64])
+def test_it_fits_a_phone_and_a_screen_light_and_dark(workers: int, tmp_path: Path, browser: Chromium) -> None:
+    """Pictures of it are left in the folder that MULTIVERSO_PICTURES names, for somebody to look at."""
+    folder = Path(os.environ.get("MULTIVERSO_PICTURES", tmp_path))
+    folder.mkdir(exist_ok=True)
+    command = [sys.executable, Path(__file__).with_name("many_workers.py"), str(workers)]
+    job = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    with job, ExitStack() as stack:
+        stack.callback(job.kill)
+        assert job.stdout is not None
+        page = stack.enter_context(Launched("page", job.stdout.readline().strip(), cwd=tmp_path))
+        for name, width, dark in (("light", 1280, False), ("dark", 1280, True), ("phone", 390, False)):
+            browser.look(width, 900, dark=dark, mobile=width < 1000)
+            browser.open(page.address)
+            browser.wait(f"{VERDICT}.startsWith('Worker 2 is the slowest')")
+            browser.wait("multiverso.state.points.length > 20")
+            browser.wait("document.querySelectorAll('#workers tbody tr').length > 3")
+            assert browser.value("document.documentElement.scrollWidth <= innerWidth"), "nothing is beyond the edge"
+            low = browser.value(CONTRAST)
+            assert low == [], f"text that is hard to read: {low}"
+            browser.look(width, browser.value("document.documentElement.scrollHeight"), dark=dark, mobile=width < 1000)
+            browser.picture(folder / f"page-{workers}-{name}.png")
+        assert browser.errors == []
+        job.communicate("", timeout=60)
+        browser.wait(f"{VERDICT}.startsWith('The job is over')")

@@ -1,0 +1,187 @@
+"""The page of a real job, over HTTP: who may see it, what it tells, what stays of it."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+from pathlib import Path
+
+import msgspec
+from page_support import Launched, parsed, run, script
+
+from multiverso.page.document import document
+from multiverso.page.feed import Feed
+from multiverso.page.metrics import metrics_of
+from multiverso.watching.snapshot import Snapshot
+
+SLOW = "worker 1 is the slowest: the others spend"
+
+
+def test_a_job_is_shown_while_it_runs_and_from_its_file_afterwards(tmp_path: Path) -> None:
+    with Launched("run", "-n", 2, "--page", "--history", "run.jsonl", script(tmp_path), cwd=tmp_path) as job:
+        assert "2 workers on this host; page: http://127.0.0.1:" in job.first_line
+        messages = job.messages()
+        message = first = next(messages)
+        assert first["whole"] is True
+        while message["now"] is None or SLOW not in message["verdict"]:
+            message = next(messages)
+        now = msgspec.convert(message["now"], Snapshot)
+        assert now.program == "train.py"
+        assert [worker.state for worker in now.workers] == ["alive", "alive"]
+        assert now.workers[0].values["loss"] is not None
+        assert next(iter(now.waited_for)) == "round of weights"
+        # the same, for Prometheus
+        status, text, headers = job.get("/metrics", Authorization=f"Bearer {job.token}")
+        assert (status, headers["content-type"]) == (200, "text/plain; version=0.0.4; charset=utf-8")
+        metrics = parsed(text)
+        assert metrics["multiverso_up"] == 1
+        assert metrics['multiverso_worker_adds_total{worker="0"}'] > 0
+        assert metrics['multiverso_worker_cost_seconds_total{worker="1"}'] > 0
+        # the end
+        assert job.process.stdin is not None
+        code, _, said = job.end()
+        *_, last = messages
+        assert code == 0
+        assert "over" in said or "ran for" in said
+        assert last["now"]["over"] == "all workers have finished"
+        assert re.search(rf"multiverso: 2 workers ran for [\d.:]+( s)?; {SLOW} .*; waited for: round of weights", said)
+    again = run("page", "run.jsonl", "--export", "run.html", cwd=tmp_path)
+    assert again.returncode == 0, again.stderr
+    text = (tmp_path / "run.html").read_text()
+    assert "all workers have finished" in text
+    assert not re.search(r"(src|href)=\"?(https?:)?//", text), "it asks nobody for anything"
+    with Launched("page", "run.jsonl", cwd=tmp_path) as page:
+        message = next(page.messages())
+        assert message["now"]["over"] == "all workers have finished"
+        assert message["points"]
+        assert {event["text"] for event in message["events"]} >= {
+            "workers 0, 1 have joined",
+            "all workers have finished",
+        }
+        os.killpg(page.process.pid, signal.SIGINT)
+        assert page.end()[0] == 0
+
+
+def test_who_does_not_know_the_token_gets_nothing(tmp_path: Path) -> None:
+    with Launched("run", "-n", 1, "--page", script(tmp_path), cwd=tmp_path) as job:
+        for path in ("/", "/events", "/metrics", "/nothing"):
+            for wrong in ("", "x", job.token[:-1], job.token + "x", "é"):
+                status, text, _ = job.get(path, token=wrong.encode().hex() if wrong == "é" else wrong)
+                assert (status, "token" in text) == (403, True)
+            assert job.get(path, Authorization="Bearer wrong")[0] == 403
+            assert job.get(path, Authorization=job.token)[0] == 403, "a scheme is needed"
+        status, text, headers = job.get("/")
+        assert status == 200
+        assert job.token not in text
+        assert headers["referrer-policy"] == "no-referrer"
+        assert headers["cache-control"] == "no-store"
+        assert headers["content-security-policy"].startswith("default-src 'none'")
+        assert "server" not in headers
+        assert job.get("/nothing")[0] == 404
+        assert job.get("/", Authorization=f"token {job.token}")[0] == 200
+        command = Path(f"/proc/{job.process.pid}/cmdline").read_text()
+        commands = [path.read_text() for path in Path("/proc").glob("[0-9]*/cmdline") if path.exists()]
+        assert not any(job.token in one for one in [command, *commands]), "others see a process's arguments"
+        assert job.end()[0] == 0
+
+
+def test_scrapes_hold_while_workers_are_killed_and_replaced(tmp_path: Path) -> None:
+    text = """
+import time
+import multiverso as mv
+mv.init(on_lost="continue")
+table = mv.ArrayTableHandler(10, name="weights")
+while True:
+    table.add([1.0] * 10)
+    time.sleep(0.001)
+"""
+    options = ("-n", 2, "--page", "--on-failure", "continue", "--replace", 100)
+    with Launched("run", *options, script(tmp_path, text), cwd=tmp_path) as job:
+        messages, kills, anew = job.messages(), 0, 0
+        for message in messages:
+            if message["now"] is None:
+                continue
+            workers = message["now"]["workers"]
+            anew = max(worker["incarnation"] for worker in workers)
+            if kills == 5 and anew >= 5:
+                break
+            victim = workers[1] if len(workers) > 1 else None
+            if victim and victim["state"] == "alive" and victim["incarnation"] == kills < 5:
+                os.kill(victim["pid"], signal.SIGKILL)
+                kills += 1
+                metrics = parsed(job.get("/metrics")[1])
+                assert metrics["multiverso_up"] == 1
+                assert 'multiverso_worker_adds_total{worker="0"}' in metrics
+        events = next(job.messages())["events"]
+        assert sum("has taken the place" in event["text"] for event in events) == 5
+        assert sum(event["bad"] for event in events) == 5
+        os.kill(job.process.pid, signal.SIGINT)
+        assert job.end()[0] == 130
+
+
+def test_a_job_that_is_started_again_stays_on_its_page(tmp_path: Path) -> None:
+    text = """
+import os, sys, time
+import multiverso as mv
+mv.init()
+mv.ArrayTableHandler(10).add([1.0] * 10)
+time.sleep(1.0)  # longer than from one look to the next
+sys.exit(int(os.environ["MULTIVERSO_RESTARTS"]) < 1)
+"""
+    with Launched("run", "-n", 1, "--page", "--max-restarts", 1, script(tmp_path, text), cwd=tmp_path) as job:
+        *_, last = job.messages()
+        assert last["now"]["restarts"] == 1
+        assert last["now"]["over"] == "all workers have finished"
+        assert job.end()[0] == 0
+
+
+def test_what_makes_no_sense_is_refused_before_anything_begins(tmp_path: Path) -> None:
+    script(tmp_path, "print('began')")
+    (tmp_path / "there.jsonl").write_text("{}\n")
+    for arguments, words in (
+        (("run", "--history", "x.jsonl", "train.py"), "add --page"),
+        (("run", "--page", "--history", "there.jsonl", "train.py"), "this file is there already"),
+        (("run", "--page", "--history", "nowhere/x.jsonl", "train.py"), "No such file"),
+        (("page", "there.jsonl"), "is not a job's past"),
+        (("page", "absent.jsonl"), "No such file"),
+        (("page", "no-such-job"), "no"),
+        (("page", "--export", "x.html"), "give the .jsonl file"),
+    ):
+        done = run(*arguments, cwd=tmp_path)
+        assert (done.returncode, done.stdout) == (2, ""), done
+        assert words in done.stderr
+        assert "Traceback" not in done.stderr
+    assert not (tmp_path / "x.jsonl").exists()
+
+
+def test_a_file_whose_writer_was_killed_is_shown_without_its_last_line(tmp_path: Path) -> None:
+    with Launched("run", "-n", 1, "--page", "--history", "run.jsonl", script(tmp_path), cwd=tmp_path) as job:
+        for message in job.messages():
+            if message["now"] and message["now"]["workers"]:
+                break
+        assert job.end()[0] == 0
+    path = tmp_path / "run.jsonl"
+    path.write_bytes(path.read_bytes()[:-10])
+    assert run("page", "run.jsonl", "--export", "cut.html", cwd=tmp_path).returncode == 0
+    path.write_bytes(path.read_bytes().replace(b'"at":', b'"at":x', 1))
+    done = run("page", "run.jsonl", "--export", "bad.html", cwd=tmp_path)
+    assert (done.returncode, "run.jsonl, line 2" in done.stderr) == (2, True)
+
+
+def test_names_that_others_choose_do_no_harm() -> None:
+    evil = '</script><script>alert(1)</script>"\\\n'
+    worker = {"id": 0, "pid": 1, "host": evil, "program": evil, "state": "alive", "incarnation": 0, "waiting_for": ""}
+    worker |= dict.fromkeys(
+        ("waiting_seconds", "waited_seconds", "cost_seconds", "adds", "gets", "exchanges", "bytes", "staleness"), 0.0
+    )
+    worker |= {"needs": [], "cpu_seconds": 0.0, "resident_bytes": 0, "checkpoint": 0, "step": 1, "values": {evil: None}}
+    facts = {"at": 1.0, "address": "a", "host": "", "workers_num": 1, "up_seconds": 1.0, "memory_bytes": 0}
+    facts |= {"checkpoint": 0, "tables": [], "links": [], "waited_for": {evil: 1.0}}
+    now = msgspec.convert({**facts, "workers": [worker | {"values": {evil: 2.5}}]}, Snapshot)
+    metrics = parsed(metrics_of(now))
+    assert any(name.startswith("multiverso_worker_logged{") and value == 2.5 for name, value in metrics.items())
+    feed = Feed()
+    feed.add(now)
+    assert feed.saved().count("<script") == document().count("<script")
+    assert parsed(metrics_of(None)) == {"multiverso_up": 0}
