@@ -316,6 +316,18 @@ def test_a_forked_child_does_not_keep_a_lock_that_its_parent_has_let_go(cache: P
         os.waitpid(child, 0)
 
 
+def test_who_waits_for_another_process_s_compiling_says_so(
+    cache: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """The other may be stopped, or in another terminal; nothing was said for five minutes."""
+    monkeypatch.setattr(object_cache, "_QUIET_SECONDS", 0.0)
+    monkeypatch.setattr(object_cache, "_LOCK_SECONDS", 0.3)
+    with object_cache.one_at_a_time("test"), object_cache.one_at_a_time("test"):
+        pass
+    said = capfd.readouterr().err
+    assert said.count("waiting for another process that compiles kernels (test), for 0.005 minutes at most") == 1
+
+
 def free(path: Path) -> bool:
     """Whether another process could take the lock now."""
     with path.open("w") as file:

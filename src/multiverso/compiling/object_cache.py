@@ -12,10 +12,12 @@ import warnings
 from collections.abc import Iterator
 from pathlib import Path
 
+from multiverso.compiling.notice import say
 from multiverso.compiling.object_code import Code
 from multiverso.files import opening as files
 
 _LOCK_SECONDS = 300.0
+_QUIET_SECONDS = 10.0
 _KEPT_SECONDS = 90 * 86400.0
 _MOST_BYTES = 64 << 20
 _NAMES = 16  # of which another user would have to take all
@@ -109,7 +111,8 @@ def _remove_old(directory: Path, name: str) -> None:
 def one_at_a_time(what: str) -> Iterator[None]:
     """Lets one process of this machine in, where the directory lets us lock; the kernel frees it when one dies.
 
-    It only saves work: after five minutes a process enters all the same.
+    It only saves work: after five minutes a process enters all the same. One that waits for long says so, as the other
+    may be stopped, or write to another terminal.
     """
     directory = cache_directory()
     with contextlib.ExitStack() as stack:
@@ -117,11 +120,15 @@ def one_at_a_time(what: str) -> Iterator[None]:
             if directory is not None:
                 flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
                 file = stack.enter_context(open(os.open(directory / f"{what}.lock", flags, 0o600), "w"))
-                deadline = time.monotonic() + _LOCK_SECONDS
-                while time.monotonic() < deadline:
+                began, quiet = time.monotonic(), True
+                while time.monotonic() < began + _LOCK_SECONDS:
                     try:
                         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
                     except BlockingIOError:
+                        if quiet and time.monotonic() > began + _QUIET_SECONDS:
+                            quiet = False
+                            minutes = f"{_LOCK_SECONDS / 60:g} minutes"
+                            say(f"waiting for another process that compiles kernels ({what}), for {minutes} at most")
                         time.sleep(0.02)
                         continue
                     # by name: a child that was forked meanwhile has the file open, too, and would keep it locked
