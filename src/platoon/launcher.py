@@ -90,7 +90,9 @@ def _parser() -> argparse.ArgumentParser:
 def _launch(args: argparse.Namespace) -> int:
     name = args.experiment_name
     if not Path(f"{name}_worker.py").is_file():
-        raise PlatoonError(f"there is no {name}_worker.py in {Path.cwd()}")
+        base = name.removesuffix(".py").removesuffix("_worker").removesuffix("_controller")
+        instead = f"; NAME is {base}" if base != name and Path(f"{base}_worker.py").is_file() else ""
+        raise PlatoonError(f"there is no {name}_worker.py in {Path.cwd()}{instead}")
     hosts = _hosts(args.hosts)
     if hosts is not None:
         return _launch_on_hosts(args, hosts)

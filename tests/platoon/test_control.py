@@ -83,7 +83,10 @@ def test_a_request_that_nobody_knows_ends_the_job_with_its_name(experiment: Any,
         """
     ).start("controller.py", str(port))
     controller.stdout.readline()
-    with Worker(control_port=port) as worker, pytest.raises(PlatoonError, match=r"does not know .*'hello'"):
+    with (
+        Worker(control_port=port) as worker,
+        pytest.raises(PlatoonError, match=r"does not know .*'hello'.*no NAME_con"),
+    ):
         worker.send_req("hello")
     assert "does not know the request 'hello'" in experiment.finish(controller, 1)
 

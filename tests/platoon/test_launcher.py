@@ -82,6 +82,8 @@ def test_with_a_controller_file_and_json(experiment: Any) -> None:
     "arguments, message",
     [
         (["missing", "-D", "cpu"], "no missing_worker.py"),
+        (["there_worker.py", "-D", "cpu"], "no there_worker.py_worker.py in"),
+        (["there_worker.py", "-D", "cpu"], "; NAME is there"),
         (["there", "-D", "tpu0"], "'tpu0' is not a device"),
         (["there"], "-D cpu cpu"),
         (["there", "-D", "cpu", "cuda9"], "cuda9 was asked for, but only 0 GPUs can be seen here"),

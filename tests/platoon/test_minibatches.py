@@ -132,11 +132,16 @@ def test_both_ends_can_be_waited_for(pair: Pair) -> None:
 
 def test_before_the_channel_is_open() -> None:
     controller = Controller(control_port=0)
-    try:
-        with pytest.raises(PlatoonError, match=r"init_data\(\)"):
-            controller.send_mb([np.zeros(1)])
-    finally:
-        controller.close()
+    controller.init_control(0)
+    with pytest.raises(PlatoonError, match=r"init_data\(\)"):
+        controller.send_mb([np.zeros(1)])
+    serving = threading.Thread(target=controller.serve)
+    serving.start()
+    refused = pytest.raises(PlatoonError, match="the controller sends no minibatches here")
+    with Worker(control_port=controller.control_port) as worker, refused:
+        worker.recv_mb()
+    serving.join(60)
+    assert not serving.is_alive()
 
 
 DEALER = """

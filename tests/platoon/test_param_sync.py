@@ -394,6 +394,8 @@ def test_parameters_that_do_not_fit_are_refused(experiment: Any, port: int) -> N
         refused(lambda: worker.init_shared_params([np.zeros((0, 3))], EASGD(0.5)), "no elements")
         refused(lambda: worker.init_shared_params([np.zeros(3, complex)], EASGD(0.5)), "complex128")
         refused(lambda: worker.init_shared_params(["weights"], EASGD(0.5)), "str is not a parameter")
+        for rule, words in ((EASGD, "got EASGD: call it"), ("easgd", "got 'easgd'"), (0.5, "EASGD(0.5)")):
+            refused(lambda: worker.init_shared_params([np.zeros(7)], rule), words)  # and no table is made
         locked = np.zeros(3)
         locked.flags.writeable = False
         refused(lambda: worker.init_shared_params([locked], EASGD(0.5)), "read-only")

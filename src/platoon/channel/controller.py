@@ -113,9 +113,12 @@ class Controller:
         Returns:
             the answer, anything that JSON has; NumPy's numbers and arrays too.
         """
+        default = (
+            " (the launcher takes this one where there is no NAME_controller.py)" if type(self) is Controller else ""
+        )
         raise NotImplementedError(
             f"{type(self).__name__} does not know the request {req!r}; "
-            "override handle_control(req, worker_id, req_info)"
+            f"override handle_control(req, worker_id, req_info){default}"
         )
 
     # -- control -------------------------------------------------------------------------------------------
@@ -371,7 +374,11 @@ class Controller:
         if req == "platoon-get_job_uid":
             return self._job_uid
         if req == "platoon-data":
-            return {"port": self._data().port, "data_hwm": self.data_hwm}
+            if self._batches is None:
+                raise PlatoonError(
+                    "the controller sends no minibatches here: data_port= or init_data() opens a channel"
+                )
+            return {"port": self._batches.port, "data_hwm": self.data_hwm}
         if req == "platoon-sender":
             return self._senders.ended(query.field("port", int) % 65536)
         if req == "platoon-size":

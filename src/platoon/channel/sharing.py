@@ -30,10 +30,17 @@ class SharedParameters:
         rule: how they are exchanged with the shared ones.
 
     Raises:
-        PlatoonError: the other workers share parameters of other shapes or dtypes, or in another order.
+        PlatoonError: this is no rule; or the other workers share parameters of other shapes or dtypes, or in another
+            order.
     """
 
     def __init__(self, session: Session, lock: JobLock, params: Any, rule: ParamSyncRule | Rule) -> None:
+        if not isinstance(rule, ParamSyncRule | Rule):  # before a table is made
+            call = ": call it" if callable(rule) else ""
+            raise PlatoonError(
+                "a rule is one of platoon.param_sync, such as EASGD(0.5), a subclass of ParamSyncRule of your own, or "
+                f"one of multiverso.rules; got {getattr(rule, '__name__', repr(rule))}{call}"
+            )
         self._session = session
         self._lock = lock
         self._local = adapt(params)
