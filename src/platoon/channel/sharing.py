@@ -34,7 +34,7 @@ class SharedParameters:
             order.
     """
 
-    def __init__(self, session: Session, lock: JobLock, params: Any, rule: ParamSyncRule | Rule) -> None:
+    def __init__(self, session: Session, lock: JobLock, params: Any, rule: object) -> None:
         if not isinstance(rule, ParamSyncRule | Rule):  # before a table is made
             call = ": call it" if callable(rule) else ""
             raise PlatoonError(
