@@ -313,6 +313,31 @@ def test_a_run_is_not_gone_on_from_unless_that_is_wanted(
     assert mv.restarts() == 0
 
 
+def test_a_resumed_run_is_not_written_over_by_a_program_that_restores_nothing(alone: Session, tmp_path: Path) -> None:
+    """It began again at its first step, and replaced what it should have continued from, without a word."""
+    mv.ArrayTableHandler(4, session=alone)
+    with mv.checkpoint(tmp_path, session=alone) as checkpoint:
+        checkpoint.save({"step": 7})  # at a first start there is nothing to restore
+    with mv.checkpoint(tmp_path, session=alone, resume=True) as checkpoint:
+        checkpoint.save({"step": 8})  # nor later in the same job
+    before = (tmp_path / "manifest.json").read_bytes()
+    with (
+        Node(1) as node,
+        Session(node.address) as later,
+        mv.checkpoint(tmp_path, every=1, session=later, resume=True) as checkpoint,
+    ):
+        for early in (checkpoint.step, checkpoint.save):
+            with pytest.raises(SnapshotError, match=r"has not called restore\(\)"):
+                early({"step": 1})
+        assert (tmp_path / "manifest.json").read_bytes() == before
+        with pytest.raises(SnapshotError, match=r"make tables, models and managers before it is loaded"):
+            checkpoint.restore()
+        table = mv.ArrayTableHandler(4, session=later)
+        assert checkpoint.restore() == {"step": 8}
+        table.add([1.0] * 4)
+        assert checkpoint.step({"step": 9})
+
+
 @pytest.mark.parametrize("place", ["/proc/x", "/dev/null/x", "a\0b"])
 def test_a_place_that_cannot_be_written_to_is_refused(alone: Session, place: str) -> None:
     with pytest.raises(SnapshotError, match="nothing can be saved in"):

@@ -76,7 +76,7 @@ def check_tables(store: Store, generations: list[Generation], tables: Iterable[s
         if generation.tables != list(tables):
             raise SnapshotError(
                 f"{store} holds the state of another model, with the tables {generation.tables} and not "
-                f"{list(tables)}; {what_then}"
+                f"{list(tables)} (make tables, models and managers before it is loaded); {what_then}"
             )
 
 

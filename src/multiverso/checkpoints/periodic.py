@@ -53,6 +53,9 @@ class Manager(Protocol):
         """Returns the tables that it shares, by name."""
 
 
+_continued: set[tuple[str, int, str]] = set()  # the stores whose newest state a worker of a job has
+
+
 class Checkpoint(InProcess):
     """A run that is saved beside the training, and resumed. Collective: all workers make it, in the same place.
 
@@ -100,6 +103,9 @@ class Checkpoint(InProcess):
             raise SnapshotError("this worker has a checkpoint already: close it before the next one is made")
         begin = begin_alone if self._session.incarnation else begin_together
         self._last, self._resumes = begin(self._session, self._store, self._board, self._held, resume)
+        self._use = self._session.job, self._session.worker_id, str(self._store)
+        if not self._resumes or self._session.incarnation:  # a dead worker's place can do without
+            _continued.add(self._use)
         self._session.before_end[_NAME] = self.close
 
     # -- what users call ------------------------------------------------------------------------------------
@@ -157,6 +163,7 @@ class Checkpoint(InProcess):
         if self._session.incarnation:
             return self._restore_alone(check, apply)
         found = load(self._session, self._place, tables, check, apply)
+        _continued.add(self._use)
         own: dict[str, Any] | None = found.own["own"] if found else None
         return own
 
@@ -189,7 +196,7 @@ class Checkpoint(InProcess):
 
         Raises:
             SnapshotError: the last checkpoint could not be written by this worker; the ones before are still there, and
-                this step has counted.
+                this step has counted. Or there is a run to resume, and `restore` was not called.
             TypeError: ``own`` holds what cannot be saved; the message says where. The step has counted; in a
                 synchronous job this checkpoint is given up, otherwise the next step hands over.
         """
@@ -253,6 +260,11 @@ class Checkpoint(InProcess):
             raise SnapshotError(f"{self._store} was not saved: {failure}") from failure
 
     def _hand_over_if(self, due: bool, own: Own) -> bool:
+        if self._use not in _continued:
+            raise SnapshotError(
+                f"{self._store} holds a run that is to be resumed, and this program has not called restore(): it would "
+                "begin again, and write over what is saved. Call restore() once tables, models and managers are made"
+            )
         self._own = own
         number = self._number(due)
         if number:
