@@ -157,6 +157,34 @@ def learn() -> dict[str, Any]:
     return found
 
 
+def publish() -> dict[str, Any]:
+    """Publishes a model and reads it into another one; returns what there is to see."""
+    import keras
+
+    def model() -> Any:
+        layers = [
+            keras.layers.Input((4,), name="in"),
+            keras.layers.Dense(3, name="dense"),
+            keras.layers.BatchNormalization(name="norm"),
+            keras.layers.Dropout(0.5, seed=1, name="dropout"),
+        ]
+        return keras.Sequential(layers, name="classifier")
+
+    name = f"of-test-{os.urandom(8).hex()}"
+    trained, served, inputs = model(), model(), np.ones((2, 4), np.float32)
+    before = [keras.ops.convert_to_numpy(each(inputs)) for each in (trained, served)]
+    with mv.Publication(name, like=trained) as publication, mv.subscribe(name) as subscription:
+        publication.publish(trained)
+        with subscription.latest() as snapshot:
+            names = set(snapshot)
+        subscription.load_into(served)
+    return {
+        "names": names,
+        "before": before,
+        "after": [keras.ops.convert_to_numpy(m(inputs)) for m in (trained, served)],
+    }
+
+
 @pytest.fixture(scope="module", params=[("torch", 4, True), ("jax", 1, False)], ids=lambda run: run[0])
 def ended(
     request: pytest.FixtureRequest,
@@ -166,7 +194,7 @@ def ended(
     """How often its workers exchange, and what a run returns, by its name; two processes do all of a backend."""
     backend, freq, sync = request.param
     folder = str(tmp_path_factory.mktemp(backend))
-    jobs = {"fit": Job((0, 1), (fit, freq, sync)), "embedding": Job((0,), (learn,))}
+    jobs = {"fit": Job((0, 1), (fit, freq, sync)), "embedding": Job((0,), (learn,)), "published": Job((0,), (publish,))}
     for part in ("whole", "begun", "resumed", "alone", "joined"):
         jobs[part] = Job((0,) if part == "alone" else (0, 1), (save_and_resume, folder, part))
     # what is small is compiled, not optimised, in half of the time
@@ -203,6 +231,18 @@ def test_an_embedding_over_a_table_trains_as_keras_s_own_layer_does(ended: Any) 
     for what in ("losses", "predicted", "rows"):
         np.testing.assert_allclose(*found[what], rtol=1e-4, atol=1e-5)
     assert found["losses"][0][-1] < found["losses"][0][0]
+
+
+def test_a_published_model_is_read_by_its_paths(ended: Any) -> None:
+    (found,) = ended[1]("published")
+    parts = (
+        "dense/kernel",
+        "dense/bias",
+        *(f"norm/{part}" for part in ("gamma", "beta", "moving_mean", "moving_variance")),
+    )
+    assert found["names"] == {f"classifier/{part}" for part in parts}, "what dropout draws is each process's own"
+    assert not np.allclose(*found["before"])
+    np.testing.assert_array_equal(*found["after"])
 
 
 def test_an_embedding_refuses_other_backends_in_words() -> None:

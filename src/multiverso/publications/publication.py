@@ -237,7 +237,7 @@ class Publication(InProcess):
         threads = min(_MOST_THREADS, len(os.sched_getaffinity(0)))
         if threads == 1 or self._layout.nbytes < 8 * _CHUNK_WORDS:
             for number, (tensor, leaf) in enumerate(pairs):
-                sums[number] = _copy_part(base, tensor, leaf, 0, tensor.words)
+                sums[number] = _wrapped(_copy_part(base, tensor, leaf, 0, tensor.words))
             return
         parts = [
             (number, tensor, leaf, first, min(_CHUNK_WORDS, tensor.words - first))
@@ -266,7 +266,7 @@ class Publication(InProcess):
             raise
         for copied in self._copying:
             copied.result()
-        sums[:] = [(total + 2**63) % 2**64 - 2**63 for total in totals]
+        sums[:] = [_wrapped(total) for total in totals]
 
 
 def _copy_part(base: int, tensor: Tensor, leaf: Leaf, first: int, count: int) -> int:
@@ -279,6 +279,11 @@ def _copy_part(base: int, tensor: Tensor, leaf: Leaf, first: int, count: int) ->
         ctypes.memmove(to + 8 * whole, source + 8 * whole, left)
         total += kernels.summed.compiled()(to + 8 * whole, 1, first + whole)
     return total
+
+
+def _wrapped(total: int) -> int:
+    """Returns a sum as the int64 that it is modulo 2**64."""
+    return (total + 2**63) % 2**64 - 2**63
 
 
 def _checked_text(text: str) -> bytes:

@@ -15,7 +15,7 @@ from multiverso.kernels import publications as kernels
 from multiverso.layout import publications as at
 from multiverso.publications.attachment import Attachment, Pin
 from multiverso.publications.loading import load_into
-from multiverso.publications.tensors import Layout, as_array, as_tensor
+from multiverso.publications.tensors import Layout, as_array, as_jax, as_tensor
 
 Array = npt.NDArray[Any]
 
@@ -81,6 +81,11 @@ class Snapshot(Mapping[str, Array], InProcess):
         """
         memory = self._bytes()
         return {name: as_tensor(memory, self._layout.tensors[number]) for name, number in self._layout.by_name.items()}
+
+    def jax(self) -> dict[str, Any]:
+        """Returns JAX arrays that are the shared memory itself; those of bfloat16 and its like are copies."""
+        memory = self._bytes()
+        return {name: as_jax(memory, self._layout.tensors[number]) for name, number in self._layout.by_name.items()}
 
     def load_into(self, model: Any) -> None:
         """Copies the tensors into a model's own, in place.

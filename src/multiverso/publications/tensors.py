@@ -153,7 +153,7 @@ def leaves_of(model: Any) -> dict[str, Leaf]:
     """Returns the tensors of a model, by name.
 
     Args:
-        model: a PyTorch module (its ``state_dict()``), a Keras model (its variables, by path), or arrays and tensors in
+        model: a PyTorch module (its ``state_dict()``), a Keras model (its weights, by path), or arrays and tensors in
             dicts, lists and tuples, nested or not, whose keys and places make the names, joined by dots.
 
     Raises:
@@ -172,11 +172,11 @@ def leaves_of(model: Any) -> dict[str, Leaf]:
 
 def named(model: Any) -> Iterator[tuple[str, Any]]:
     """Yields each tensor of a model with its name; a Keras model's variables as they are."""
+    keras = sys.modules.get("keras")
+    if keras is not None and isinstance(model, keras.layers.Layer):  # before PyTorch: on it they are modules, too
+        return ((variable.path, variable) for variable in model.weights)
     if "torch" in sys.modules and callable(getattr(model, "state_dict", None)):
         return _nested("", model.state_dict())
-    variables = getattr(model, "variables", None)
-    if "keras" in sys.modules and variables is not None and not isinstance(model, Mapping):
-        return ((variable.path, variable) for variable in variables)
     return _nested("", model)
 
 
@@ -251,6 +251,15 @@ def as_array(memory: npt.NDArray[np.uint8], tensor: Tensor) -> Array:
     array = flat.reshape(tensor.shape)
     array.flags.writeable = False
     return array
+
+
+def as_jax(memory: npt.NDArray[np.uint8], tensor: Tensor) -> Any:
+    """Returns a tensor in a slot as JAX's; one of a dtype that DLPack does not know is a copy."""
+    import jax
+
+    dtype = numpy_dtype(tensor.dtype)
+    array = memory[tensor.offset : tensor.offset + tensor.nbytes].view(dtype).reshape(tensor.shape)
+    return jax.numpy.array(array) if dtype.type.__module__ == "ml_dtypes" else jax.dlpack.from_dlpack(array)
 
 
 def as_tensor(memory: npt.NDArray[np.uint8], tensor: Tensor) -> Any:
