@@ -1,0 +1,174 @@
+"""The memory of a publication, as the process has it that makes its versions."""
+
+from __future__ import annotations
+
+import os
+import time
+import weakref
+from collections.abc import Callable
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from multiverso.deadline import Deadline
+from multiverso.kernels import publications as kernels
+from multiverso.layout import publications as at
+from multiverso.memory.heap import Heap
+from multiverso.memory.segment import Segment
+from multiverso.memory.words import bump_and_wake, load64
+from multiverso.publications import names
+from multiverso.publications.lending import Lender, Loan
+from multiverso.publications.tensors import Layout
+
+_LOOK_SECONDS = 0.0005
+_open: weakref.WeakSet[Slots] = weakref.WeakSet()
+
+
+class Note(msgspec.Struct, frozen=True):
+    """What is said of a version.
+
+    Attributes:
+        step: of the training, if there is one.
+        time: seconds since 1970.
+        text: what else there is to say.
+    """
+
+    step: int | None
+    time: float
+    text: str = ""
+
+    @classmethod
+    def now(cls, step: int | None, text: str) -> Note:
+        """Returns the one of a version that is made now.
+
+        Raises:
+            ValueError: the text is too long.
+        """
+        size = len(text.encode())
+        if size > at.MOST_TEXT:
+            raise ValueError(f"text has {size} bytes; {at.MOST_TEXT} at most")
+        return cls(step, time.time(), text)
+
+
+class Slots:
+    """Slots, one of which is current. Owner: one thread at a time; its lender has a thread of its own.
+
+    Args:
+        name, job: under which readers find it.
+        layout: of each slot.
+        number: how many there may be; two are taken at once.
+        on_reader: called by the lender with the newest version that a reader has had before it comes here.
+
+    Raises:
+        StartupError: another process publishes under this name.
+        OutOfMemoryError: there is no room for two slots.
+    """
+
+    def __init__(self, name: str, job: str, layout: Layout, number: int, on_reader: Callable[[int], None]) -> None:
+        self.layout, self._number, self._size = layout, number, layout.slot_bytes
+        listener = names.take(name, job)
+        try:
+            self._heap = Heap("publication")
+            what = f"publication {name!r} ({layout.nbytes / 1e6:,.1f} MB, at least twice)"
+            advice = "publish fewer tensors, or in a narrower dtype"
+            self._heap.reserve(at.HEADER.size + 2 * self._size, what, advice)
+            self._there = 2  # slots whose memory is there
+            os.ftruncate(self._heap.descriptor, at.HEADER.size + number * self._size)
+            self._memory = Segment(self._heap.descriptor, sparse=True)
+            self._current, self._event = (self._memory.address + word for word in (at.CURRENT, at.EVENT))
+            self._lender = Lender(listener, Loan(name, 0, number, layout), self._heap.descriptor, on_reader)
+        except BaseException:
+            listener.close()
+            if hasattr(self, "_heap"):
+                self._heap.close()
+            raise
+        _open.add(self)
+
+    @property
+    def word(self) -> int:
+        """Version and slot of what is current; 0 before the first version."""
+        return load64(self._current)
+
+    @property
+    def version(self) -> int:
+        """The newest version; 0 before the first."""
+        return self.word >> at.SLOT_BITS
+
+    @property
+    def slot(self) -> int:
+        """The slot that is current; -1 before the first version."""
+        return (self.word & at.SLOT_MASK) - 1
+
+    @property
+    def readers(self) -> int:
+        """How many processes read it just now."""
+        return self._lender.readers
+
+    @property
+    def nbytes(self) -> int:
+        """Memory that is taken: of slots that are there."""
+        return at.HEADER.size + self._there * self._size
+
+    def bytes_of(self, slot: int) -> npt.NDArray[np.uint8]:
+        """Returns the memory of a slot."""
+        return self._memory.array(at.HEADER.size + slot * self._size, self._size, np.uint8)
+
+    def sums_of(self, slot: int) -> npt.NDArray[np.int64]:
+        """Returns the checksums in a slot."""
+        place = at.HEADER.size + slot * self._size + at.META.size
+        return self._memory.array(place, len(self.layout.tensors), np.int64)
+
+    def take(self, deadline: Deadline, stopped: Callable[[], bool] = lambda: False) -> int | None:
+        """Returns a slot that nobody reads, or None at the deadline or when there is no need any more."""
+        free_slot, readers = kernels.free_slot.compiled(), self._lender.memory.address
+        while True:
+            slot = free_slot(self._current, readers, self._lender.reached, self._there)
+            if slot >= 0:
+                return slot
+            if self._lender.release_dead() or self._take_another():
+                continue
+            if deadline.passed or stopped():
+                return None
+            time.sleep(_LOOK_SECONDS)
+
+    def describe(self, slot: int, note: Note) -> None:
+        """Writes what is said of a version into its slot."""
+        memory = self.bytes_of(slot)
+        meta, text = at.META.at(memory.__array_interface__["data"][0]), note.text.encode()
+        meta["STEP"], meta["HAS_STEP"] = (note.step or 0, note.step is not None)
+        meta["TIME"], meta["TEXT_BYTES"] = note.time, len(text)
+        memory[at.TEXT : at.TEXT + len(text)] = np.frombuffer(text, np.uint8)
+
+    def make_current(self, version: int, slot: int) -> None:
+        """Publishes a slot, in one step."""
+        kernels.make_current.compiled()(self._current, version << at.SLOT_BITS | (slot + 1))
+        bump_and_wake(self._event)
+
+    def close(self) -> None:
+        """Ends it: readers keep what they have. May be called again."""
+        self._lender.close()
+        self._heap.close()
+
+    def _take_another(self) -> bool:
+        """Takes the memory of one more slot, if there is any."""
+        if self._there == self._number:
+            return False
+        try:
+            os.posix_fallocate(self._heap.descriptor, at.HEADER.size + self._there * self._size, self._size)
+        except OSError:
+            return False
+        self._there += 1
+        return True
+
+    def forget(self) -> None:
+        """In a forked child: releases the sockets."""
+        self._lender.abandon()
+
+
+def _after_fork_in_child() -> None:
+    for slots in list(_open):
+        slots.forget()
+
+
+os.register_at_fork(after_in_child=_after_fork_in_child)
