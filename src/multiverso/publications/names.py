@@ -37,6 +37,11 @@ def address(name: str, job: str) -> str:
     return f"{_stem(name)}-{_digest('job', job)}"
 
 
+def is_taken(name: str, job: str) -> bool:
+    """Returns whether a process listens under a publication's name."""
+    return address(name, job) in messages.listening_sockets()
+
+
 def take(name: str, job: str) -> socket.socket:
     """Returns a listening socket for a publication.
 

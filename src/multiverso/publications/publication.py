@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 import threading
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from multiverso.deadline import Deadline
-from multiverso.errors import ClosedError
+from multiverso.errors import ClosedError, StartupError
 from multiverso.in_process import InProcess
 from multiverso.layout import publications as at
 from multiverso.publications import names
@@ -16,6 +16,9 @@ from multiverso.publications.history import History
 from multiverso.publications.slots import Note, Slots
 from multiverso.publications.tensors import arranged, layout_of, leaves_of
 from multiverso.runtime.session import current
+
+if TYPE_CHECKING:
+    from multiverso.publications.forwarding import Forwarder
 
 
 class Publication(InProcess):
@@ -62,8 +65,9 @@ class Publication(InProcess):
         self.left_out = 0
         self._closed = False
         session = current.latest()
-        job = session.address if session is not None else os.environ.get("MULTIVERSO_NODE", "")
-        self._slots = Slots(name, job, layout, slots, self._rise_above)
+        self._job = session.address if session is not None else os.environ.get("MULTIVERSO_NODE", "")
+        self._forwarder: Forwarder | None = None
+        self._slots = Slots(name, self._job, layout, slots, self._rise_above)
 
     @property
     def version(self) -> int:
@@ -111,6 +115,39 @@ class Publication(InProcess):
                 slots.make_current(version, slot)
                 return version
 
+    def forward(
+        self, port: int = 0, *, token: str, address: str = "0.0.0.0", encrypted: bool = True
+    ) -> tuple[str, int]:
+        """Lets other hosts follow this publication: ``mv.subscribe(name, address="host:port", token=token)`` there.
+
+        Each host has one copy, for all of its readers. What travels is what has changed since the version that was sent
+        there last, bit for bit, in the pace of the link; `publish` waits for none of it. A version that is being sent
+        keeps its slot, so give ``slots`` one more for each host whose link is slow.
+
+        Args:
+            port: where followers connect; 0 for any that is free.
+            token: a secret of 16 characters or more that followers have to know.
+            address: of this host, if not all of its addresses are to be used.
+            encrypted: False for a network that is trusted, where speed matters more.
+
+        Returns:
+            The address and port.
+
+        Raises:
+            StartupError: the port is taken, or what encrypts is not installed. Or it is forwarded already.
+        """
+        from multiverso.hosts.transport.listener import open_port
+        from multiverso.publications.forwarding import Forwarder
+        from multiverso.publications.traffic import credentials_of
+
+        credentials = credentials_of(self.name, token, encrypted)
+        with self._lock:
+            self._check()
+            if self._forwarder is not None:
+                raise StartupError(f"publication {self.name!r} is forwarded at {self._forwarder.address} already")
+            self._forwarder = Forwarder(self.name, self._job, open_port((address, port)), credentials)
+            return self._forwarder.address
+
     def accepts(self, version: int, lag: int) -> bool:
         """Returns whether a sample that was made with a version may still be learned from.
 
@@ -132,6 +169,8 @@ class Publication(InProcess):
         with self._lock:
             if not self._closed:
                 self._closed = True
+                if self._forwarder is not None:
+                    self._forwarder.close()
                 self._copier.close()
                 self._slots.close()
 

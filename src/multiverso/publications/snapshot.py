@@ -15,7 +15,8 @@ from multiverso.kernels import publications as kernels
 from multiverso.layout import publications as at
 from multiverso.publications.attachment import Attachment, Pin
 from multiverso.publications.loading import load_into
-from multiverso.publications.tensors import Layout, as_array, as_jax, as_tensor
+from multiverso.publications.slots import Note
+from multiverso.publications.tensors import Layout, Tensor, as_array, as_jax, as_tensor
 
 Array = npt.NDArray[Any]
 
@@ -39,25 +40,23 @@ class Snapshot(Mapping[str, Array], InProcess):
     @property
     def step(self) -> int | None:
         """The training's step, if its publisher has said one."""
-        meta = self._meta()
-        return int(meta["STEP"]) if meta["HAS_STEP"] else None
+        return self.note.step
 
     @property
     def time(self) -> float:
         """When it was published, in seconds since 1970."""
-        return float(self._meta()["TIME"])
+        return self.note.time
 
     @property
     def text(self) -> str:
         """What its publisher has said beside it."""
-        meta = self._meta()
-        return bytes(meta["TEXT"])[: int(meta["TEXT_BYTES"])].decode()
+        return self.note.text
 
     @property
     def checksums(self) -> dict[str, int]:
         """The checksum of each tensor, below 2**64, as its publisher has worked it out while it copied."""
-        sums = self._bytes()[at.META.size :][: 8 * len(self._layout.tensors)].view(np.uint64)
-        return {name: int(sums[number]) for name, number in self._layout.by_name.items()}
+        sums = self.sums.view(np.uint64)
+        return {name: int(sums[number]) for name, number in self.layout.by_name.items()}
 
     def verify(self) -> None:
         """Reads all tensors and compares their checksums.
@@ -65,10 +64,8 @@ class Snapshot(Mapping[str, Array], InProcess):
         Raises:
             SnapshotError: one differs, which only broken memory can bring about.
         """
-        memory = self._bytes()
-        expected = memory[at.META.size :][: 8 * len(self._layout.tensors)].view(np.int64)
-        base, add_up = memory.__array_interface__["data"][0], kernels.summed.compiled()
-        for tensor, checksum in zip(self._layout.tensors, expected, strict=True):
+        base, add_up = self._bytes().__array_interface__["data"][0], kernels.summed.compiled()
+        for tensor, checksum in zip(self.layout.tensors, self.sums, strict=True):
             if add_up(base + tensor.offset, tensor.words, 0) != checksum:
                 raise SnapshotError(f"version {self.version} of {self._attachment.name!r}: {tensor} is damaged")
 
@@ -80,12 +77,12 @@ class Snapshot(Mapping[str, Array], InProcess):
         be written to: that ends the process (SIGSEGV), as the memory is mapped for reading only.
         """
         memory = self._bytes()
-        return {name: as_tensor(memory, self._layout.tensors[number]) for name, number in self._layout.by_name.items()}
+        return {name: as_tensor(memory, self.layout.tensors[number]) for name, number in self.layout.by_name.items()}
 
     def jax(self) -> dict[str, Any]:
         """Returns JAX arrays that are the shared memory itself; those of bfloat16 and its like are copies."""
         memory = self._bytes()
-        return {name: as_jax(memory, self._layout.tensors[number]) for name, number in self._layout.by_name.items()}
+        return {name: as_jax(memory, self.layout.tensors[number]) for name, number in self.layout.by_name.items()}
 
     def load_into(self, model: Any) -> None:
         """Copies the tensors into a model's own, in place.
@@ -96,7 +93,7 @@ class Snapshot(Mapping[str, Array], InProcess):
         Raises:
             ShapeMismatchError, DtypeMismatchError: other names, shapes or dtypes. Nothing was changed.
         """
-        load_into(model, self._layout, self._bytes())
+        load_into(model, self.layout, self._bytes())
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes it to a safetensors file, whole or not at all; version, step, time and text go into its metadata.
@@ -109,7 +106,7 @@ class Snapshot(Mapping[str, Array], InProcess):
         from multiverso.publications.files import save
 
         meta = {"version": str(self.version), "time": str(self.time), "text": self.text}
-        save(path, self._bytes(), self._layout, meta if self.step is None else {**meta, "step": str(self.step)})
+        save(path, self._bytes(), self.layout, meta if self.step is None else {**meta, "step": str(self.step)})
 
     def release(self) -> None:
         """Lets it go: arrays that were taken from it stay good, and keep this version until they are gone, too."""
@@ -117,7 +114,7 @@ class Snapshot(Mapping[str, Array], InProcess):
         self._pin = None  # type: ignore[assignment]
 
     def __getitem__(self, name: str) -> Array:
-        tensor = self._layout.tensors[self._attachment.by_name[name]]
+        tensor = self.layout.tensors[self._attachment.by_name[name]]
         return as_array(self._bytes(), tensor)
 
     def __iter__(self) -> Iterator[str]:
@@ -135,9 +132,28 @@ class Snapshot(Mapping[str, Array], InProcess):
     def __repr__(self) -> str:
         return f"<Snapshot of {self._attachment.name!r}, version {self.version}>"
 
+    # -- for who hands it on -------------------------------------------------------------------------------------------
+
     @property
-    def _layout(self) -> Layout:
+    def layout(self) -> Layout:
+        """Where each tensor lies."""
         return self._attachment.layout
+
+    @property
+    def note(self) -> Note:
+        """What is said of it."""
+        meta = self._bytes()[: at.META.size].view(at.META.dtype)[0]
+        text = bytes(meta["TEXT"])[: int(meta["TEXT_BYTES"])].decode()
+        return Note(int(meta["STEP"]) if meta["HAS_STEP"] else None, float(meta["TIME"]), text)
+
+    @property
+    def sums(self) -> npt.NDArray[np.int64]:
+        """The checksum of each tensor, in their order, as an int64."""
+        return self._bytes()[at.META.size :][: 8 * len(self.layout.tensors)].view(np.int64)
+
+    def bytes_of(self, tensor: Tensor) -> npt.NDArray[np.uint8]:
+        """Returns the bytes of a tensor."""
+        return self._bytes()[tensor.offset : tensor.offset + tensor.nbytes]
 
     def _bytes(self) -> npt.NDArray[np.uint8]:
         """Returns the slot; the arrays made of it keep the pin."""
@@ -146,6 +162,3 @@ class Snapshot(Mapping[str, Array], InProcess):
                 raise ClosedError(f"{self!r} has been released: take the next one")
             self._memory = np.asarray(self._pin)
         return self._memory
-
-    def _meta(self) -> Any:
-        return self._bytes()[: at.META.size].view(at.META.dtype)[0]

@@ -18,6 +18,7 @@ from multiverso.layout import publications as at
 from multiverso.memory.words import load32, wait_for_change
 from multiverso.publications import names
 from multiverso.publications.attachment import Attachment
+from multiverso.publications.following import Follower, Source
 from multiverso.publications.snapshot import Snapshot
 
 _ANSWER_SECONDS = 10.0  # within which a publisher has to answer
@@ -33,10 +34,12 @@ class Subscription(InProcess):
         name: of the publication.
     """
 
-    def __init__(self, name: str, job: str | None, timeout_seconds: float) -> None:
+    def __init__(
+        self, name: str, job: str | None, timeout_seconds: float, seen: int = 0, source: Source | None = None
+    ) -> None:
         self.name, self._job = names.checked(name), job
         self._timeout_seconds = Deadline.after(timeout_seconds).seconds
-        self._pid = os.getpid()
+        self._pid, self._seen = os.getpid(), seen
         self._attachment: Attachment | None = None  # of the publisher whose versions are read
         self._kept: list[
             Attachment
@@ -45,6 +48,7 @@ class Subscription(InProcess):
         self._refusal: MultiversoError | None = None
         self._closing = threading.Event()
         self._ends = socket.socketpair()
+        self._follower = Follower(name, source) if source is not None else None
         self._thread = threading.Thread(target=self._follow, name="multiverso-reader", daemon=True)
         _open.add(self)
         self._thread.start()
@@ -123,6 +127,8 @@ class Subscription(InProcess):
                 self._ends[0].shutdown(socket.SHUT_RDWR)
             if not any(attachment.pinned for attachment in self._kept):
                 self._thread.join()
+            if self._follower is not None:
+                self._follower.close()
 
     def __enter__(self) -> Subscription:
         return self
@@ -160,6 +166,8 @@ class Subscription(InProcess):
             there = "nobody of this user publishes it on this host"
             if self._job is not None:
                 there += f" in the job {self._job!r}"
+            if self._follower is not None and self._follower.trouble:
+                there = self._follower.trouble
         else:
             there = f"the newest is {self._attachment.version}"
             there += "" if self._attachment.connected else ", and its publisher is gone"
@@ -204,7 +212,8 @@ class Subscription(InProcess):
             try:
                 for address in names.addresses(self.name, self._job):
                     with contextlib.suppress(MultiversoError):
-                        found.append(Attachment(address, self.version, time.monotonic() + _ANSWER_SECONDS))
+                        seen = max(self._seen, self.version)
+                        found.append(Attachment(address, seen, time.monotonic() + _ANSWER_SECONDS))
                 refusal = self._ambiguous(len(found))
             except MultiversoError as error:
                 refusal = error
@@ -234,7 +243,15 @@ class Subscription(InProcess):
         return bool(poll.poll(None if seconds is None else seconds * 1000))
 
 
-def subscribe(name: str, job: str | None = None, *, timeout_seconds: float = 120.0) -> Subscription:
+def subscribe(
+    name: str,
+    job: str | None = None,
+    *,
+    address: str | None = None,
+    token: str = "",
+    encrypted: bool = True,
+    timeout_seconds: float = 120.0,
+) -> Subscription:
     """Returns a subscription to a publication of this user on this host; see :class:`multiverso.Publication`.
 
     It returns at once; what is read first waits for a publisher and its first version. When the publisher ends or
@@ -244,10 +261,16 @@ def subscribe(name: str, job: str | None = None, *, timeout_seconds: float = 120
         name: of the publication.
         job: the address of the job that publishes it, as ``multiverso top --json`` and MULTIVERSO_NODE have it. By
             default the only one here that does.
+        address: ``host:port`` of a publication on another host, from ``Publication.forward``. One process of this host
+            receives it, and all that subscribe here with this address read the same copy; when that process ends,
+            another one goes on.
+        token: what the publication was forwarded with.
+        encrypted: False where it was forwarded so.
         timeout_seconds: deadline of each wait for a version.
 
     Raises:
-        ValueError: the name is empty or too long.
+        ValueError: the name is empty or too long, or it is no address, or no token.
+        StartupError: what encrypts connections between hosts is not installed.
 
     Example:
         >>> import numpy as np
@@ -259,7 +282,8 @@ def subscribe(name: str, job: str | None = None, *, timeout_seconds: float = 120
         1
         1 7 15.0
     """
-    return Subscription(name, job, timeout_seconds)
+    source = None if address is None else Source.of(names.checked(name), address, token, encrypted)
+    return Subscription(name, job, timeout_seconds, source=source)
 
 
 def _after_fork_in_child() -> None:

@@ -41,6 +41,12 @@ class Tensor(Struct, frozen=True):
         """The 64-bit words that it takes, the last one filled up with zeros."""
         return -(-self.nbytes // 8)
 
+    @property
+    def itemsize(self) -> int:
+        """As many bytes as are compared at once: a number's, or half of a large complex one's."""
+        count = int(np.prod(self.shape, dtype=np.int64))
+        return min(8, self.nbytes // count) if count else 1
+
     def __str__(self) -> str:
         return f"{self.names[0]!r}: {self.dtype} {tuple(self.shape)}"
 
@@ -65,6 +71,25 @@ class Layout(Struct, frozen=True):
     def by_name(self) -> dict[str, int]:
         """The number of each name's tensor."""
         return {name: number for number, tensor in enumerate(self.tensors) for name in tensor.names}
+
+
+def check_layout(layout: Layout) -> None:
+    """Refuses a layout that came from another host, and whose tensors do not lie in a slot.
+
+    Raises:
+        ValueError: which one.
+    """
+    sizes = [tensor.nbytes for tensor in layout.tensors]
+    least, names = META.size + 8 * len(sizes), [name for tensor in layout.tensors for name in tensor.names]
+    for tensor in layout.tensors:
+        count = int(np.prod(tensor.shape, dtype=object)) if min(tensor.shape, default=0) >= 0 else -1
+        fits = least <= tensor.offset <= layout.slot_bytes - tensor.nbytes and tensor.offset % CACHE_LINE == 0
+        whole = tensor.nbytes == 0 if count == 0 else count > 0 and tensor.nbytes % count == 0
+        if not (fits and whole and tensor.names and tensor.nbytes >= 0):
+            raise ValueError(f"a tensor that does not lie in a slot of {layout.slot_bytes} bytes: {tensor!r}")
+        least = tensor.offset + tensor.nbytes
+    if len(set(names)) < len(names) or not names or layout.slot_bytes % PAGE:
+        raise ValueError("a layout with two tensors of one name, with none, or with slots of odd sizes")
 
 
 class Leaf(Struct, frozen=True):

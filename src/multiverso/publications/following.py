@@ -1,0 +1,195 @@
+"""A publication of another host on this one: one copy in its memory, for all readers here."""
+
+from __future__ import annotations
+
+import math
+import os
+import threading
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from multiverso.deadline import Deadline
+from multiverso.errors import MultiversoError
+from multiverso.hosts.transport.channel import Channel
+from multiverso.hosts.transport.credentials import Credentials
+from multiverso.hosts.transport.handshake import HANDSHAKE_SECONDS, PUBLICATIONS, Hello, connect
+from multiverso.kernels import publications as kernels
+from multiverso.publications import names
+from multiverso.publications.differences import CHUNK_BYTES, apply
+from multiverso.publications.slots import Slots
+from multiverso.publications.tensors import Layout, check_layout
+from multiverso.publications.traffic import (
+    Alive,
+    Begin,
+    Follow,
+    Part,
+    Version,
+    Whole,
+    credentials_of,
+    receive,
+    receive_bytes,
+    receive_into,
+    send,
+)
+
+_AGAIN_SECONDS = 0.2
+_SLOTS = 4
+_FOREVER = Deadline(math.inf, math.inf)
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where a publication comes from.
+
+    Attributes:
+        address: host name or address, and port.
+        credentials: of the token.
+    """
+
+    address: tuple[str, int]
+    credentials: Credentials = field(repr=False)
+
+    @classmethod
+    def of(cls, name: str, address: str, token: str, encrypted: bool) -> Source:
+        """Returns the source that a user names: ``host:port``.
+
+        Raises:
+            ValueError: it is no address, or the token is too short.
+        """
+        host, _, port = address.rpartition(":")
+        if not host or not port.isdecimal() or not 0 < int(port) < 65536:
+            raise ValueError(f"address is host:port of a publication that is forwarded; got {address!r}")
+        return cls((host.strip("[]"), int(port)), credentials_of(name, token, encrypted))
+
+
+class Follower:
+    """Publishes here what another host publishes, as long as no other process of this host does.
+
+    A connection that ends is made again; then the newest version comes whole.
+
+    Attributes:
+        trouble: why there is nothing new, in words; empty where all is well.
+
+    Owner: its subscription. Its thread does everything until :meth:`close`.
+    """
+
+    def __init__(self, name: str, source: Source) -> None:
+        self._name, self._source = name, source
+        self._closing = threading.Event()
+        self._channel: Channel | None = None
+        self._slots: Slots | None = None
+        self._seen, self._generation = 0, 0
+        self.trouble = ""
+        self._incarnation = int.from_bytes(os.urandom(8))
+        self._thread = threading.Thread(target=self._run, name="multiverso-follow", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Ends it. May be called again."""
+        self._closing.set()
+        channel = self._channel
+        if channel is not None:
+            channel.shutdown()
+        self._thread.join()
+
+    def _run(self) -> None:
+        try:
+            while not self._closing.is_set():
+                try:
+                    if self._slots is None and names.is_taken(self._name, ""):
+                        self.trouble = ""  # another process follows
+                    else:
+                        self._follow()
+                except (OSError, ValueError, MultiversoError) as error:
+                    host, port = self._source.address
+                    self.trouble = f"{host}:{port}: {error}"
+                self._closing.wait(_AGAIN_SECONDS)
+        finally:
+            if self._slots is not None:
+                self._slots.close()
+
+    def _follow(self) -> None:
+        self._generation += 1
+        me = Hello(1, 2, self._incarnation, self._generation, PUBLICATIONS)
+        deadline = Deadline.after(HANDSHAKE_SECONDS)
+        channel, _ = connect(self._source.address, self._source.credentials, me, deadline)
+        self._channel = channel
+        try:
+            if self._closing.is_set():
+                return
+            send(channel, Follow(max(self._seen, 0)))
+            base = 0
+            while True:
+                message, body = receive(channel)
+                match message:
+                    case Alive():
+                        pass
+                    case Begin():
+                        self._begin(message.layout)
+                    case Version() if self._slots is not None and message.base == base:
+                        if not self._take(channel, self._slots, message):
+                            return
+                        base = message.version
+                    case _:
+                        raise ValueError(f"{type(message).__name__} was not expected, with {body} bytes")
+                self.trouble = ""
+        finally:
+            self._channel = None
+            channel.close()
+
+    def _begin(self, layout: Layout) -> None:
+        check_layout(layout)
+        if self._slots is not None and self._slots.layout != layout:
+            self._slots.close()
+            self._slots = None
+        if self._slots is None:
+            self._slots = Slots(self._name, "", layout, _SLOTS, self._rise_above)
+
+    def _rise_above(self, seen: int) -> None:
+        """A reader here has had a newer version of another publisher: the first host is told (the lender)."""
+        if self._slots is not None and seen > self._slots.version and seen > self._seen:
+            self._seen = seen
+            channel = self._channel
+            if channel is not None:
+                channel.shutdown()
+
+    def _take(self, channel: Channel, slots: Slots, version: Version) -> bool:
+        """Receives a version into a slot, and makes it current; False where this ends before there is a slot."""
+        slot = slots.take(_FOREVER, self._closing.is_set)
+        if slot is None:
+            return False
+        memory = slots.bytes_of(slot)
+        if version.base:
+            memory[:] = slots.bytes_of(slots.slot)
+        while True:
+            message, size = receive(channel)
+            if isinstance(message, Whole):
+                break
+            if not isinstance(message, Part):
+                raise ValueError(f"{type(message).__name__} was not expected in the middle of a version")
+            self._take_part(channel, memory, slots.layout, message, size)
+        base, add_up = memory.__array_interface__["data"][0], kernels.summed.compiled()
+        found = [add_up(base + tensor.offset, tensor.words, 0) for tensor in slots.layout.tensors]
+        if found != version.checksums:
+            raise ValueError(f"version {version.version} has come damaged")
+        slots.sums_of(slot)[:] = version.checksums
+        slots.describe(slot, version.note)
+        if version.version > slots.version:
+            slots.make_current(version.version, slot)
+        return True
+
+    @staticmethod
+    def _take_part(channel: Channel, memory: np.ndarray, layout: Layout, part: Part, size: int) -> None:
+        if not 0 <= part.tensor < len(layout.tensors) or not 0 < part.nbytes <= CHUNK_BYTES:
+            raise ValueError(f"there is no such part: {part}")
+        tensor = layout.tensors[part.tensor]
+        if not 0 <= part.first <= tensor.nbytes - part.nbytes or size > part.nbytes:
+            raise ValueError(f"there is no such part of {tensor}: {part}, with {size} bytes")
+        to = memory[tensor.offset + part.first :][: part.nbytes]
+        if part.differs:
+            apply(to, bytes(receive_bytes(channel, size)), tensor.itemsize)
+        elif size == part.nbytes:
+            receive_into(channel, to.data)
+        else:
+            raise ValueError(f"{size} bytes instead of {part.nbytes}")

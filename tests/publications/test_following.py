@@ -1,0 +1,313 @@
+"""Publications of another host: bit for bit, through cuts and deaths, one copy a host.
+
+Another host is a process here with another state directory: sockets of the first one have names that it cannot know.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import socket
+import subprocess
+import sys
+import textwrap
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import multiverso as mv
+from multiverso.errors import StartupError, WaitTimeoutError
+from multiverso.publications.differences import apply, difference
+from multiverso.publications.tensors import Layout, Tensor, check_layout
+
+SECONDS = 60.0
+TOKEN = secrets.token_hex()
+# Says version, step and checksums of each version that it gets, until that of the text "end".
+READER = """
+    import os, sys
+    import multiverso as mv
+    encrypted = sys.argv[4] == "encrypted"
+    name, address, token = sys.argv[1:4]
+    with mv.subscribe(name, address=address, token=token, encrypted=encrypted, timeout_seconds=60) as sub:
+        seen, text = 0, ""
+        while text != "end":
+            with sub.wait(seen) as snapshot:
+                snapshot.verify()
+                seen, text = snapshot.version, snapshot.text
+                follows = int(sub._follower._slots is not None)
+                print(seen, snapshot.step, *snapshot.checksums.values(), follows, flush=True)
+"""
+
+
+def model() -> dict[str, Any]:
+    """Weights of several dtypes and odd sizes, the largest of more than one chunk."""
+    random = np.random.default_rng(0)
+    return {
+        "half": random.integers(0, 1 << 16, (1 << 22) + 5, dtype=np.uint16).view(np.float16),
+        "float": random.normal(size=(100, 30)).astype(np.float32),
+        "int8": np.ones(7, np.int8),
+        "complex": np.zeros(5, np.complex128),
+        "none": np.zeros((0, 3)),
+    }
+
+
+def step_of(weights: dict[str, Any], number: int) -> None:
+    """Changes a few numbers, as a step of training does."""
+    random = np.random.default_rng(number)
+    weights["half"].view(np.uint16)[random.integers(0, weights["half"].size, 5000)] ^= 1
+    weights["float"] += 1e-3
+    weights["complex"][number % 5] += 1j
+
+
+@contextmanager
+def other_host(
+    folder: Path, name: str, address: tuple[str, int], encrypted: str = "encrypted"
+) -> Iterator[subprocess.Popen[str]]:
+    """A program on another host that reads every version that it can get."""
+    command = [sys.executable, "-c", textwrap.dedent(READER), name, f"{address[0]}:{address[1]}", TOKEN, encrypted]
+    environ = {**os.environ, "XDG_STATE_HOME": str(folder)}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environ) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def said(process: subprocess.Popen[str]) -> tuple[int, int, list[int], bool]:
+    """Version, step and checksums of the next version that a reader has got, and whether it follows by itself."""
+    assert process.stdout is not None
+    version, step, *sums, follows = map(int, process.stdout.readline().split())
+    return version, step, sums, bool(follows)
+
+
+@pytest.fixture
+def name() -> str:
+    """A name that no other test has."""
+    return f"of-test-{os.urandom(8).hex()}"
+
+
+@contextmanager
+def relay(to: tuple[str, int]) -> Iterator[tuple[tuple[str, int], list[socket.socket]]]:
+    """Passes bytes on to an address; its connections may be cut."""
+    listener = socket.create_server(("127.0.0.1", 0))
+    ways: list[socket.socket] = []
+    threads: list[threading.Thread] = []
+
+    def pump(source: socket.socket, target: socket.socket) -> None:
+        with suppress(OSError):
+            while data := source.recv(65536):
+                target.sendall(data)
+        for end in (source, target):
+            with suppress(OSError):
+                end.shutdown(socket.SHUT_RDWR)
+
+    def take() -> None:
+        with suppress(OSError):
+            while True:
+                incoming, _ = listener.accept()
+                outgoing = socket.create_connection(to)
+                ways.extend((incoming, outgoing))
+                for ends in ((incoming, outgoing), (outgoing, incoming)):
+                    threads.append(threading.Thread(target=pump, args=ends))
+                    threads[-1].start()
+
+    taking = threading.Thread(target=take)
+    taking.start()
+    try:
+        yield listener.getsockname(), ways
+    finally:
+        listener.shutdown(socket.SHUT_RDWR)
+        taking.join()
+        for end in ways:
+            with suppress(OSError):
+                end.shutdown(socket.SHUT_RDWR)
+        for thread in threads:
+            thread.join()
+        for end in (*ways, listener):
+            end.close()
+
+
+@pytest.mark.parametrize("encrypted", ["encrypted", "plain"])
+def test_another_host_has_every_version_bit_for_bit_in_few_bytes(name: str, tmp_path: Path, encrypted: str) -> None:
+    weights = model()
+    whole = sum(array.nbytes for array in weights.values())
+    with mv.Publication(name, like=weights) as publication:
+        address = publication.forward(token=TOKEN, address="127.0.0.1", encrypted=encrypted == "encrypted")
+        with pytest.raises(StartupError, match="forwarded at"):
+            publication.forward(token=TOKEN)
+        publication.publish(weights, step=0)
+        with other_host(tmp_path, name, address, encrypted) as reader, mv.subscribe(name) as subscription:
+            assert said(reader)[:2] == (1, 0)
+            forwarder = publication._forwarder
+            assert forwarder is not None
+            first = forwarder.sent_bytes
+            assert first == whole
+            for number in range(1, 6):
+                step_of(weights, number)
+                version = publication.publish(
+                    weights, step=number, text="end" if number == 5 else "", wait_seconds=SECONDS
+                )
+                with subscription.latest() as snapshot:
+                    sums = [*snapshot.checksums.values()]
+                assert said(reader) == (version, number, sums, True)
+            assert 0 < forwarder.sent_bytes - first < 5 * 0.03 * whole
+            assert reader.wait(SECONDS) == 0
+
+
+def test_readers_of_a_host_share_one_copy_and_another_goes_on_where_it_ends(name: str, tmp_path: Path) -> None:
+    weights = model()
+    with mv.Publication(name, like=weights) as publication:
+        address = publication.forward(token=TOKEN, address="127.0.0.1")
+        publication.publish(weights, step=0)
+        with other_host(tmp_path, name, address) as first:
+            assert said(first)[3], "it follows"
+            with other_host(tmp_path, name, address) as second:
+                assert said(second)[:2] == (1, 0)
+                publication.publish(weights, step=1, wait_seconds=SECONDS)
+                seen = [said(first), said(second)]
+                assert [(version, step, follows) for version, step, _, follows in seen] == [(2, 1, True), (2, 1, False)]
+                assert publication.readers == 1
+                first.kill()
+                first.wait()
+                publication.publish(weights, step=2, text="end", wait_seconds=SECONDS)
+                version, step, *_, follows = said(second)
+                assert (version, step, follows) == (3, 2, True)
+                assert second.wait(SECONDS) == 0
+
+
+def test_cut_connections_are_made_again_and_no_version_is_mixed(name: str, tmp_path: Path) -> None:
+    weights = model()
+    with mv.Publication(name, like=weights, slots=4) as publication, mv.subscribe(name) as subscription:
+        address = publication.forward(token=TOKEN, address="127.0.0.1")
+        sums: dict[int, list[int]] = {}
+
+        def publish(step: int, text: str = "") -> None:
+            step_of(weights, step)
+            version = publication.publish(weights, step=step, text=text, wait_seconds=SECONDS)
+            with subscription.latest() as snapshot:
+                assert snapshot.version == version
+                sums[version] = [*snapshot.checksums.values()]
+
+        publish(0)
+        with relay(address) as (through, ways), other_host(tmp_path, name, through) as reader:
+            seen = said(reader)
+            for number in range(1, 9):
+                for end in ways:
+                    with suppress(OSError):
+                        end.shutdown(socket.SHUT_RDWR)
+                publish(number, "end" if number == 8 else "")
+                if number % 2 == 0:
+                    while seen[1] < number:
+                        seen = said(reader)
+                        assert seen[2] == sums[seen[0]], f"version {seen[0]} is not what was published"
+            assert reader.wait(SECONDS) == 0
+            assert len(ways) >= 8
+
+
+def test_versions_go_on_with_the_next_publisher_of_the_first_host(name: str, tmp_path: Path) -> None:
+    weights = {"w": np.zeros(100)}
+    with socket.create_server(("127.0.0.1", 0)) as chosen:
+        port = chosen.getsockname()[1]
+    publisher = mv.Publication(name, like=weights)
+    address = publisher.forward(port, token=TOKEN, address="127.0.0.1")
+    for step in range(3):
+        publisher.publish(weights, step=step)
+    with other_host(tmp_path, name, address) as reader:
+        assert said(reader)[:2] == (3, 2)
+        publisher.close()
+        more = {"w": np.ones((10, 10)), "another": np.ones(3)}
+        with mv.Publication(name, like=more) as following:
+            following.forward(port, token=TOKEN, address="127.0.0.1")
+            following.publish(more, step=7, text="end")
+            version, step, *_ = said(reader)
+            assert version > 3
+            assert step == 7
+            assert reader.wait(SECONDS) == 0
+
+
+def test_strangers_are_refused_and_readers_are_told_why(
+    name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    weights = {"w": np.zeros(100)}
+    with mv.Publication(name, like=weights) as publication:
+        host, port = publication.forward(token=TOKEN, address="127.0.0.1")
+        publication.publish(weights)
+        monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+        place = f"{host}:{port}"
+        with (
+            mv.subscribe(name, address=place, token="x" * 64, timeout_seconds=1.0) as subscription,
+            pytest.raises(WaitTimeoutError, match=f"{place}: "),
+        ):
+            subscription.latest()
+        assert publication.readers == 0
+    with (
+        mv.subscribe(name, address=place, token=TOKEN, timeout_seconds=1.0) as subscription,
+        pytest.raises(WaitTimeoutError, match=f"{place}: .*refused"),
+    ):
+        subscription.latest()
+
+
+@pytest.mark.parametrize("address", ["", "here", "here:", ":1", "here:99999", "here:x"])
+def test_addresses_and_tokens_are_checked(name: str, address: str) -> None:
+    with pytest.raises(ValueError, match="host:port"):
+        mv.subscribe(name, address=address, token=TOKEN)
+    with pytest.raises(ValueError, match="16 characters"):
+        mv.subscribe(name, address="here:1", token="short")
+
+
+@given(st.data())
+def test_a_difference_makes_the_new_version_of_the_old_one(data: st.DataObject) -> None:
+    itemsize = data.draw(st.sampled_from([1, 2, 4, 8]))
+    count = data.draw(st.integers(1, 2000))
+    random = np.random.default_rng(data.draw(st.integers(0, 100)))
+    old = random.integers(0, 256, count * itemsize, dtype=np.uint8)
+    new = old.copy()
+    changed = random.random(new.size) < data.draw(st.sampled_from([0.0, 0.001, 0.1, 0.9]))
+    new[changed] ^= random.integers(0, 256, np.count_nonzero(changed), dtype=np.uint8)
+    body = difference(old, new, itemsize)
+    if body is not None:
+        assert len(body) <= new.size
+        apply(old, body, itemsize)
+        np.testing.assert_array_equal(old, new)
+
+
+@given(st.binary(max_size=200), st.sampled_from([1, 2, 4, 8]), st.integers(0, 60))
+def test_what_is_no_difference_is_refused(spoilt: bytes, itemsize: int, place: int) -> None:
+    old = np.zeros(800, np.uint8)
+    new = old.copy()
+    new[::97] = 3
+    body = difference(old, new, itemsize)
+    assert body
+    for nonsense in (spoilt, body[:place] + spoilt + body[place:], body[: -1 - place]):
+        to = old.copy()
+        with suppress(ValueError):
+            apply(to, nonsense, itemsize)
+        assert to.size == 800
+
+
+@pytest.mark.parametrize(
+    "tensors",
+    [
+        [],
+        [Tensor([], "int8", [8], 8192, 8)],
+        [Tensor(["a"], "int8", [8], 0, 8)],
+        [Tensor(["a"], "int8", [8], 8192 + 1, 8)],
+        [Tensor(["a"], "int8", [8], 1 << 20, 8)],
+        [Tensor(["a"], "int8", [-8], 8192, 8)],
+        [Tensor(["a"], "int8", [3], 8192, 8)],
+        [Tensor(["a"], "int8", [0], 8192, 8)],
+        [Tensor(["a"], "int8", [8], 8192, 8), Tensor(["a"], "int8", [8], 8192 + 64, 8)],
+        [Tensor(["a"], "int8", [80], 8192, 80), Tensor(["b"], "int8", [8], 8192 + 64, 8)],
+    ],
+)
+def test_layouts_that_do_not_fit_are_refused(tensors: list[Tensor]) -> None:
+    check_layout(Layout([Tensor(["a"], "int8", [8], 8192, 8)], 1 << 20))
+    with pytest.raises(ValueError, match=r"layout|lie in a slot"):
+        check_layout(Layout(tensors, 1 << 20))
