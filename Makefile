@@ -4,7 +4,7 @@ SHELL := /bin/bash
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help demo test quick check bench figures chaos exact pauses again pythons ray buckets page engines fuzz interrupts programs interleave simulate mutants golden wheels aarch64 docs clean distclean
+.PHONY: help demo test quick check bench figures chaos exact pauses again pythons ray buckets page engines fuzz interrupts programs interleave simulate mutants golden wheels platforms aarch64 docs clean distclean
 
 # Whatever is active outside must not reach the environments made here.
 unexport VIRTUAL_ENV PYTHONPATH PYTHONHOME PYTHONSTARTUP PYTHONWARNINGS CONDA_PREFIX
@@ -128,6 +128,11 @@ engines: .venv/.full ## real sshd and real Slurm on machines that are namespaces
 
 wheels: .venv/.dev ## the wheel with all kernels compiled, twice, and the source archive; tried without Numba (ARGS="--once --tests")
 	@$(BIN)/python scripts/wheels.py $(ARGS)
+
+platforms: .venv/.dev ## the wheel and tests of the core under PYTHONS="python3.12 python3.13", noted in docs/internals/platforms.md
+	@mkdir -p build
+	@$(BIN)/python scripts/wheels.py --once --tests $(PYTHONS:%=--python %) build/wheels >build/platforms.json
+	@$(BIN)/python scripts/platforms.py build/platforms.json
 
 aarch64: .venv/.dev ## the wheel for aarch64, built here and tried in a Debian for arm64 under qemu (root; some 20 minutes)
 	@ROOT="$(ROOT)" bash scripts/aarch64.sh $(PYTEST_ARGS)

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Runs the core, launch and torch tests under every Python from 3.11 that this machine has, each in an environment of
 # its own (.venv-python3.12 and so on). Called by `make pythons`, with TORCH, TORCH_INDEX and TESTS; arguments go to pytest.
-# VERSIONS="3.12 3.13" chooses some.
+# VERSIONS="3.12 3.13" chooses some. A Python without the GIL (3.14t) gets no frameworks, but for it the rules' tests, too.
 #
 # With LIGHT=1, as CI calls it: one newer Python than that of .venv, the newest on PATH into which it can be installed, if
 # there is any; no frameworks, and of the tests those in which Python itself has most to say. With .venv's version of
@@ -52,17 +52,20 @@ summary=()
 failed=0
 seen=" "
 shopt -s nullglob
-for python in python3.{11..19} "${PYENV_ROOT:-$HOME/.pyenv}"/versions/3.*/bin/python3; do
-    version=$("$python" -c 'import sys, ensurepip, venv; print("%d.%d" % sys.version_info[:2])' 2>/dev/null) || continue
-    [[ "${version#3.}" -lt 11 || "$seen" == *" $version "* ]] && continue
+for python in python3.{11..19} python3.{13..19}t "${PYENV_ROOT:-$HOME/.pyenv}"/versions/3.*/bin/python3; do
+    version=$("$python" -c 'import sys, ensurepip, venv; print("%d.%d%s" % (*sys.version_info[:2], sys.abiflags))' 2>/dev/null) || continue
+    minor=${version#3.}
+    [[ "${minor%t}" -lt 11 || "$seen" == *" $version "* ]] && continue
     [[ -n "${VERSIONS:-}" && " $VERSIONS " != *" $version "* ]] && continue
     seen+="$version "
     place=.venv-python$version
     echo "== Python $version, in $place"
+    install="demo,dev,test-frameworks" run=("${tests[@]}")
+    [[ "$version" == *t ]] && install="demo,dev" run=(tests/core tests/rules tests/launch)
     if [[ ! -e $place/.done || pyproject.toml -nt $place/.done ]]; then
         "$python" -m venv --clear "$place" &&
-            bash scripts/torch.sh "$place/bin/python" &&
-            "$place/bin/python" -m pip install -qq -e '.[demo,dev,test-frameworks]' && touch "$place/.done" || {
+            { [[ "$version" == *t ]] || bash scripts/torch.sh "$place/bin/python"; } &&
+            "$place/bin/python" -m pip install -qq -e ".[$install]" && touch "$place/.done" || {
             summary+=("$version cannot be installed")
             failed=1
             continue
@@ -71,7 +74,8 @@ for python in python3.{11..19} "${PYENV_ROOT:-$HOME/.pyenv}"/versions/3.*/bin/py
     # compiled before any test's deadline begins
     "$place/bin/python" -m multiverso warmup || echo "make pythons: not all kernels could be compiled beforehand" >&2
     start=$SECONDS
-    if PATH="$PWD/$place/bin:$PATH" "$place/bin/python" -m pytest -n 2 --dist loadscope -p no:cacheprovider "${tests[@]}" "$@"; then
+    if PATH="$PWD/$place/bin:$PATH" MULTIVERSO_FREE_THREADED=1 \
+        "$place/bin/python" -m pytest -n 2 --dist loadscope -p no:cacheprovider "${run[@]}" "$@"; then
         summary+=("$version passed in $((SECONDS - start)) s")
     else
         summary+=("$version FAILED")

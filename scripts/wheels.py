@@ -25,6 +25,11 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 # Of the core, what has most to do with compiled code and with what CPython and NumPy look like inside.
 TESTS = ("table_calls", "rounds", "keyed", "plain_arrays", "saving", "limits", "compiling")
+FACTS = """
+import json, platform, numpy
+from multiverso.compiling import prebuilt
+print(json.dumps({"machine": platform.machine(), "kernels": prebuilt.level(), "numpy": numpy.__version__}))
+"""
 NOT_OURS = ("pip", "setuptools", "_distutils_hack", "pkg_resources", "distutils-precedence", "numpy")
 
 
@@ -75,6 +80,7 @@ def tried(wheel: Path, python: str, tests: bool) -> dict[str, Any]:
         run(inside, "-m", "pip", "check")
         absent = "import importlib.util as u; assert not u.find_spec('numba') and not u.find_spec('llvmlite')"
         run(inside, "-c", absent)
+        facts |= json.loads(run(inside, "-c", FACTS))
         (block,) = re.findall(r'```python title="train.py"\n(.*?)```', (ROOT / "README.md").read_text(), re.S)
         (folder / "train.py").write_text(block)
         job = (folder / "venv" / "bin" / "multiverso", "run", "-n", "4", folder / "train.py")
