@@ -13,6 +13,7 @@ import ast
 import importlib
 import os
 import re
+import runpy
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -218,7 +219,8 @@ def test_messages_on_the_page_of_errors_are_those_that_appear() -> None:
 def test_the_command_line_page_has_every_command_and_option() -> None:
     from multiverso.cli.main import app
 
-    page = (ROOT / "docs/reference/cli.md").read_text()
+    hooks = runpy.run_path(str(ROOT / "scripts/docs_hooks.py"))
+    page = hooks["with_options"]((ROOT / "docs/reference/cli.md").read_text())
     sections = {part.split("\n")[0]: part for part in page.split("\n## multiverso ")[1:]}
     commands = app.commands
     assert set(sections) == set(commands)

@@ -87,7 +87,7 @@ def app(context: click.Context) -> None:
     "--summary",
     "show_summary",
     is_flag=True,
-    help="Say at the end what each worker did: operations, staleness, waits, mv.log.",
+    help="At the end, print what each worker did: operations, staleness, waits, mv.log.",
 )
 @click.option("--page", is_flag=True, help="Serve a page in the browser that shows the job while it runs.")
 @click.option(
@@ -125,26 +125,20 @@ def app(context: click.Context) -> None:
     help="Where the first of several hosts listens for the others.",
 )
 @click.option("--ssh", default=_SSH, help="The command that reaches a host.")
-@click.option("--insecure-fabric", is_flag=True, help="Between hosts: encrypt nothing, on a network you trust.")
+@click.option("--insecure-fabric", is_flag=True, help="Do not encrypt between hosts, on a network you trust.")
 @click.option(
     "--host-grace",
     type=float,
     default=30.0,
-    help="Seconds without a word of a host until it counts as lost; a shorter cut is survived.",
+    help="Seconds of silence until a host counts as lost; shorter cuts do no harm.",
 )
 @click.option("--wire", help="How changes travel between hosts: native, float32, bfloat16, int8, topk or topk:F.")
+@click.option("--every", help="How often a host sends its changes: a number of seconds, or a text such as '100 adds'.")
 @click.option(
-    "--every", help="How often a host sends what has changed: a number of seconds, or a text such as '100 adds'."
+    "--between", help="How the hosts' changes are combined: sum, mean, local_sgd, diloco or diloco:LR,MOMENTUM."
 )
 @click.option(
-    "--between", help="What is made of the hosts' changes: sum, mean, local_sgd, diloco or diloco:LR,MOMENTUM."
-)
-@click.option(
-    "--grace",
-    "grace_seconds",
-    type=float,
-    default=1.0,
-    help="Seconds that workers get to end by themselves, before they are killed.",
+    "--grace", "grace_seconds", type=float, default=1.0, help="Seconds that workers get to end before they are killed."
 )
 def run_command(
     show_summary: bool, insecure_fabric: bool, wire: str | None, every: str | None, between: str | None, **given: Any
@@ -183,19 +177,21 @@ def run_command(
 
 @app.command()
 @click.option("--json", "as_json", is_flag=True, help="Write one JSON object.")
-@click.option("--hosts", metavar="A,B", help="Can these hosts run a job together? Versions, ports, clocks, encryption.")
+@click.option(
+    "--hosts", metavar="A,B", help="Test whether these hosts can run a job: versions, ports, clocks, encryption."
+)
 @click.option(
     "--ssh",
     metavar="COMMAND",
     default=_SSH,  # as `run` does: nobody could answer its questions there
-    help="What reaches a host.",
+    help="The command that reaches a host.",
 )
 @click.option(
     "--port", type=click.IntRange(1, 65535), default=29600, help="Where the first host would listen for the others."
 )
 @click.option("--probe", is_flag=True, hidden=True)
 def doctor(as_json: bool, hosts: str | None, ssh: str, port: int, probe: bool) -> None:
-    """Try what multiverso depends on here, and say what to do where it fails.
+    """Test what multiverso depends on here, and say what to do where it fails.
 
     With --hosts, try what a job on several hosts depends on. The exit code is 1 when something failed.
     """
@@ -219,7 +215,7 @@ def doctor(as_json: bool, hosts: str | None, ssh: str, port: int, probe: bool) -
 @app.command()
 @click.option("--once", is_flag=True, help="Show the jobs once and end.")
 @click.option("--json", "as_json", is_flag=True, help="Write the jobs once as a JSON list.")
-@click.option("--interval", type=float, default=1.0, help="Seconds from one look to the next.")
+@click.option("--interval", type=float, default=1.0, help="Seconds between two updates.")
 @click.option("--job", help="Only this one: its script's name, a worker's pid, or its address.")
 @click.option(
     "--sort",
@@ -265,7 +261,7 @@ def page(job: str | None, history: Path | None, export: Path | None, port: int) 
 
 
 @app.command()
-@click.option("--full", is_flag=True, help="All sizes and up to 4 workers: some minutes.")
+@click.option("--full", is_flag=True, help="All sizes and up to 4 workers: a few minutes.")
 @click.option("--json", "as_json", is_flag=True, help="Write one JSON object.")
 def bench(full: bool, as_json: bool) -> None:
     """Measure the tables on this machine, beside the same loops on private memory in the same run."""
@@ -279,7 +275,9 @@ def bench(full: bool, as_json: bool) -> None:
 
 @app.command()
 @click.argument("path")
-@click.option("--name", required=True, help="By which processes of this user find it: multiverso.subscribe(NAME).")
+@click.option(
+    "--name", required=True, help="The name under which processes of this user find it: multiverso.subscribe(NAME)."
+)
 def publish(path: str, name: str) -> None:
     """Share a safetensors file with all processes of this host that read it, in one copy, until Ctrl-C."""
     from multiverso.cli.publish import serve
@@ -290,7 +288,7 @@ def publish(path: str, name: str) -> None:
 @app.command()
 @click.option("--dtype", multiple=True, show_default="all", help="For tables of this dtype only (may be given again).")
 def warmup(dtype: tuple[str, ...]) -> None:
-    """Compile all kernels now, so that no job has to (a container image, a login node, the first of many jobs)."""
+    """Compile all kernels now instead of in the first job (for a container image or a login node)."""
     from multiverso.cli.warmup import report
     from multiverso.errors import DtypeMismatchError
     from multiverso.spec.table import DTYPES, checked_dtype
