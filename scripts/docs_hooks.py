@@ -28,7 +28,8 @@ def options(command: str) -> str:
     """Returns the table of a command's options."""
     shown = (param for param in app.commands[command].params if isinstance(param, click.Option) and not param.hidden)
     rows = [
-        (", ".join(f"`{name}`" for name in option.opts), default(option), html.escape(option.help)) for option in shown
+        (", ".join(f"`{name}`" for name in option.opts), default(option), html.escape(option.help or ""))
+        for option in shown
     ]
     return "\n".join(["| option | default | |", "|---|---|---|", *(f"| {' | '.join(row)} |" for row in rows)])
 
