@@ -310,6 +310,34 @@ def test_snapshots_outlive_their_subscription_and_their_publisher(name: str) -> 
     np.testing.assert_array_equal(snapshot["w"], WEIGHTS["w"])
 
 
+def test_the_memory_goes_with_the_last_that_refers_to_it(name: str) -> None:
+    large = {"w": np.ones(4 << 20, np.float32)}
+
+    def mapped() -> int:
+        rows = Path("/proc/self/maps").read_text().splitlines()
+        ranges = [row.split()[0].split("-") for row in rows if "memfd:multiverso-publication" in row]
+        return sum(int(end, 16) - int(start, 16) for start, end in ranges)
+
+    before = mapped()
+    gc.disable()  # as soon as nothing refers to it, not when cycles are looked for
+    try:
+        with mv.Publication(name, like=large) as publication:
+            with mv.subscribe(name, timeout_seconds=SECONDS) as subscription:
+                publication.publish(large)
+                snapshot = subscription.latest()
+            assert mapped() > before + large["w"].nbytes
+        del publication, subscription
+        assert mapped() > before
+        np.testing.assert_array_equal(snapshot["w"], large["w"])
+        (thread,) = [one for one in threading.enumerate() if one.name == "multiverso-reader"]
+        del snapshot
+        thread.join(SECONDS)  # it held the life lock for the snapshot
+        del thread
+        assert mapped() == before
+    finally:
+        gc.enable()
+
+
 def test_a_forked_child_leaves_its_parents_pins_alone_and_is_refused(name: str) -> None:
     with (
         mv.Publication(name, like=WEIGHTS, slots=2) as publication,

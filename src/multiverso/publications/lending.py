@@ -77,6 +77,7 @@ class Lender:
         if threading.current_thread() is not self._thread:
             self._thread.join()
         self.abandon()
+        self._on_reader = lambda seen: None  # its publication can go now, with all of its memory
 
     def abandon(self) -> None:
         """Closes the descriptors; in a forked child, too, which would make the publication look alive."""
