@@ -1,6 +1,6 @@
 """What publishing costs beside a plain copy, and reading; memory of many readers; bytes to other hosts. Prints JSON.
 
-python benchmarks/publications.py [--megabytes 1500] [--readers 8] [--versions 500]
+python benchmarks/publications.py [--megabytes 1500] [--readers 8] [--versions 500] [--hosts 3 --link 10mbit]
 
 ``publish_ratio``: a publish beside ``memmove`` of the same bytes, in turns. ``latest_us``: taking and releasing the
 newest version. ``wake_us``: from ``publish`` to a waiting reader of another process. ``models_in_memory``: the
@@ -12,6 +12,7 @@ whole's.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import ctypes
 import json
 import os
@@ -28,6 +29,7 @@ from typing import Any
 import numpy as np
 
 import multiverso as mv
+from namespaces import ADDRESSES, enter, two_hosts
 
 READER = """
     import sys, time
@@ -63,10 +65,10 @@ FOLLOWER = """
 """
 
 
-def start(program: str, *arguments: str, **environ: str) -> subprocess.Popen[str]:
+def start(program: str, *arguments: str, prefix: list[str] | None = None, **environ: str) -> subprocess.Popen[str]:
     """Starts a program with pipes."""
     return subprocess.Popen(
-        [sys.executable, "-c", textwrap.dedent(program), *arguments],
+        [*(prefix or ()), sys.executable, "-c", textwrap.dedent(program), *arguments],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
@@ -154,47 +156,94 @@ def _shared_part(pid: int) -> float:
     return sum(float(row.split()[1]) * 1024 for row in rows if row.startswith("Pss_Shmem:"))
 
 
-def following(versions: int) -> dict[str, Any]:
-    """Sends each version of a real training to another host."""
+def following(versions: int, hosts: int, link: str | None) -> dict[str, Any]:
+    """Sends each version of a real training to other hosts, behind a link of a limited rate if one is given."""
+    with contextlib.ExitStack() as stack:
+        prefix: list[str] = []
+        address = "127.0.0.1"
+        if link is not None:
+            here, there = stack.enter_context(two_hosts(link))
+            enter(here)
+            prefix, address = ["ip", "netns", "exec", there], ADDRESSES[0]
+        found = _whole(prefix, address, link) if link is not None else {}
+        return found | _trained(versions, hosts, prefix, address)
+
+
+def _followers(
+    stack: contextlib.ExitStack, hosts: int, name: str, place: str, token: str, prefix: list[str]
+) -> list[subprocess.Popen[str]]:
+    """Starts a reader on each host: each has a state directory of its own, as hosts have."""
+    followers = []
+    for _ in range(hosts):
+        home = stack.enter_context(tempfile.TemporaryDirectory())
+        follower = stack.enter_context(start(FOLLOWER, name, place, token, prefix=prefix, XDG_STATE_HOME=home))
+        stack.callback(follower.kill)
+        followers.append(follower)
+    return followers
+
+
+def _whole(prefix: list[str], address: str, link: str) -> dict[str, Any]:
+    """How long a version takes of which all has changed, beside the time that the link needs for its bytes."""
+    number, unit = int(link[:-4]), {"kbit": 1e3, "mbit": 1e6, "gbit": 1e9}[link[-4:]]
+    nbytes = int(min(100e6, 2 * number * unit / 8))
+    draw, name, token = np.random.default_rng(0), f"whole-{os.getpid()}", secrets.token_hex()
+    weights = {"w": draw.integers(0, 256, nbytes, np.uint8)}
+    took = []
+    with mv.Publication(name, like=weights, slots=4) as publication, contextlib.ExitStack() as stack:
+        place = "{}:{}".format(*publication.forward(token=token, address=address))
+        publication.publish(weights)
+        (follower,) = _followers(stack, 1, name, place, token, prefix)
+        line_of(follower)
+        for _ in range(5):
+            weights["w"] += np.uint8(1)
+            publication.publish(weights)
+            began = time.perf_counter()
+            line_of(follower)
+            took.append(time.perf_counter() - began)
+    return {"link": link, "whole_megabytes": nbytes / 1e6, "whole_beside_link": min(took) * number * unit / 8 / nbytes}
+
+
+def _trained(versions: int, hosts: int, prefix: list[str], address: str) -> dict[str, Any]:
     import torch
 
     torch.manual_seed(0)
     text = torch.tensor(list(Path(__file__).read_bytes()))
+    layer = torch.nn.TransformerEncoderLayer(256, 4, 1024, 0.0, batch_first=True)
     model = torch.nn.Sequential(
-        torch.nn.Embedding(256, 256),
-        torch.nn.TransformerEncoder(torch.nn.TransformerEncoderLayer(256, 4, 1024, 0.0, batch_first=True), 2),
-        torch.nn.Linear(256, 256),
+        torch.nn.Embedding(256, 256), torch.nn.TransformerEncoder(layer, 2), torch.nn.Linear(256, 256)
     ).to(torch.bfloat16)
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-6)
     name, token, wrong = f"following-{os.getpid()}", secrets.token_hex(), 0
-    with tempfile.TemporaryDirectory() as home, mv.Publication(name, like=model, slots=4) as publication:
-        place = "{}:{}".format(*publication.forward(token=token, address="127.0.0.1"))
+    with mv.Publication(name, like=model, slots=4) as publication, contextlib.ExitStack() as stack:
+        place = "{}:{}".format(*publication.forward(token=token, address=address))
         publication.publish(model)
-        with start(FOLLOWER, name, place, token, XDG_STATE_HOME=home) as follower, mv.subscribe(name) as seen:
+        seen = stack.enter_context(mv.subscribe(name))
+        followers = _followers(stack, hosts, name, place, token, prefix)
+        for follower in followers:
             line_of(follower)
-            forwarder = publication._forwarder
-            assert forwarder is not None
-            whole, began = forwarder.sent_bytes, time.perf_counter()
-            for _ in range(versions):
-                at = torch.randint(0, len(text) - 33, (8,))
-                batch = torch.stack([text[i : i + 33] for i in at])
-                loss = torch.nn.functional.cross_entropy(model(batch[:, :-1]).float().transpose(1, 2), batch[:, 1:])
-                optimizer.zero_grad()
-                loss.backward()
-                optimizer.step()
-                version = publication.publish(model, wait_seconds=60)
-                with seen.latest() as snapshot:
-                    sums = sum(snapshot.checksums.values()) % 2**64
-                wrong += line_of(follower) != f"{version} {sums}"
-            seconds = time.perf_counter() - began
-            follower.kill()
-        return {
-            "versions": versions,
-            "wrong": wrong,
-            "megabytes": whole / 1e6,
-            "part_of_the_whole": (forwarder.sent_bytes - whole) / whole / versions,
-            "seconds_a_version_with_its_step": seconds / versions,
-        }
+        forwarder = publication._forwarder
+        assert forwarder is not None
+        whole, began = forwarder.sent_bytes, time.perf_counter()
+        for _ in range(versions):
+            at = torch.randint(0, len(text) - 33, (8,))
+            batch = torch.stack([text[i : i + 33] for i in at])
+            loss = torch.nn.functional.cross_entropy(model(batch[:, :-1]).float().transpose(1, 2), batch[:, 1:])
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            version = publication.publish(model, wait_seconds=60)
+            with seen.latest() as snapshot:
+                sums = sum(snapshot.checksums.values()) % 2**64
+            wrong += sum(line_of(follower) != f"{version} {sums}" for follower in followers)
+        seconds = time.perf_counter() - began
+    return {
+        "hosts": hosts,
+        "versions": versions,
+        "wrong": wrong,
+        "megabytes": whole / hosts / 1e6,
+        "part_of_the_whole": (forwarder.sent_bytes - whole) / whole / versions,
+        "seconds_a_version_with_its_step": seconds / versions,
+    }
 
 
 def main() -> int:
@@ -204,11 +253,15 @@ def main() -> int:
     parser.add_argument("--readers", type=int, default=8)
     parser.add_argument("--versions", type=int, default=500)
     parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--hosts", type=int, default=1, help="that follow")
+    parser.add_argument("--link", help="between them and the publisher: 10mbit, 1gbit; namespaces (root)")
+    parser.add_argument("--only-following", action="store_true")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     found: dict[str, Any] = {"processors": len(os.sched_getaffinity(0))}
-    found |= cost(options.megabytes, options.rounds) | wakes(100) | memory(options.megabytes, options.readers)
-    found["following"] = following(options.versions)
+    if not options.only_following:
+        found |= cost(options.megabytes, options.rounds) | wakes(100) | memory(options.megabytes, options.readers)
+    found["following"] = following(options.versions, options.hosts, options.link)
     text = json.dumps(found, indent=1)
     print(text)
     if options.json:
