@@ -264,6 +264,15 @@ def test_options_are_checked(arguments: dict[str, Any], words: str) -> None:
 def test_no_function_is_a_type_error() -> None:
     with pytest.raises(TypeError, match="expected a function, got int"):
         mv.run(3)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match=r"got str. A script: multiverso run -n 2 train.py"):
+        mv.run("train.py", 2)  # type: ignore[call-overload]
+
+
+@pytest.mark.parametrize("args", [1, "ab", None])
+def test_one_argument_is_no_tuple_of_arguments(args: Any) -> None:
+    """The letters of a text were each an argument."""
+    with pytest.raises(TypeError, match=r"args is a tuple of arguments, args=\(.*,\) for one; got"):
+        mv.run(print, 1, args=args)
 
 
 def test_output_appears_here_line_by_line(capfd: pytest.CaptureFixture[str]) -> None:

@@ -51,6 +51,12 @@ def alone() -> Any:
     mv.shutdown()
 
 
+def test_one_variable_is_no_list_of_variables(alone: Any) -> None:
+    """The framework said that its length cannot be determined."""
+    with pytest.raises(TypeError, match=r"a list of shared variables: \[W\] for one"):
+        ParamManager(framework().shared(np.zeros(2, "float32"), name="W"))
+
+
 def test_a_variable_is_exchanged_by_its_newest_manager_alone(alone: Any) -> None:
     shared = framework().shared
     one, other, third = (shared(np.zeros(2, "float32")) for _ in range(3))

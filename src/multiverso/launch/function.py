@@ -111,7 +111,7 @@ def run(
         >>> mv.run(job, workers=2, args=(10,))
         [10, 11]
     """
-    check_call("multiverso.run", function, workers, timeout_seconds, on_failure, replace)
+    check_call("multiverso.run", function, args, workers, timeout_seconds, on_failure, replace)
     if not hasattr(hosts, "__index__") or not 1 <= hosts <= workers:
         raise StartupError(f"multiverso.run: hosts is {hosts!r}; it must be from 1 to the {workers} workers.")
     with ExitStack() as stack:
@@ -193,6 +193,7 @@ def _nodes(
 def check_call(
     what: str,
     function: Callable[..., Any],
+    args: object,
     workers: int,
     timeout_seconds: float | None,
     on_failure: OnFailure,
@@ -201,11 +202,16 @@ def check_call(
     """Refuses what makes no sense, in the name of the function that was called.
 
     Raises:
-        TypeError: the function is none.
+        TypeError: the function is none, or its arguments are no sequence of them.
         StartupError: another argument cannot be.
     """
     if not callable(function):
-        raise TypeError(f"{what}: expected a function, got {type(function).__name__}.")
+        raise TypeError(
+            f"{what}: expected a function, got {type(function).__name__}."
+            + (f" A script: multiverso run -n {workers} {function}" if isinstance(function, str) else "")
+        )
+    if isinstance(args, str | bytes) or not hasattr(args, "__iter__"):
+        raise TypeError(f"{what}: args is a tuple of arguments, args=({args!r},) for one; got {type(args).__name__}.")
     if not hasattr(workers, "__index__") or not 1 <= workers <= MAX_WORKERS:
         raise StartupError(f"{what}: workers is {workers!r}; it must be from 1 to {MAX_WORKERS}.")
     if timeout_seconds is not None:

@@ -45,6 +45,8 @@ class ParamManager(Resumable):
         name: str | None = None,
         session: Session | None = None,
     ) -> None:
+        if hasattr(variables, "get_value"):
+            raise TypeError(f"ParamManager(variables) shares a list of shared variables: [{variables}] for one")
         averaged = list({id(variable): variable for variable in statistics}.values())
         seen = {id(variable) for variable in averaged}
         summed = list({id(v): v for v in variables if id(v) not in seen}.values())
