@@ -53,10 +53,6 @@ class Forwarder:
             channel.shutdown()
         self._listener.join()
 
-    def forget(self) -> None:
-        """In a forked child: releases the sockets."""
-        self._listener.forget()
-
     def _serve(self, channel: Channel, follower: Hello) -> None:
         self._channels.add(channel)
         try:

@@ -27,7 +27,7 @@ def megabytes_for(seconds: float) -> int:
 
 _MANY = 64
 _MIN_RTT_AT = 148  # of Linux's struct tcp_info: tcpi_min_rtt, in microseconds
-sockets: weakref.WeakSet[socket.socket] = weakref.WeakSet()
+sockets: weakref.WeakSet[socket.socket] = weakref.WeakSet()  # a forked child closes its copies
 
 
 class RefusedError(StartupError, ConnectionError):
@@ -48,7 +48,8 @@ class Channel:
 
     def send(self, *parts: bytes | bytearray | memoryview) -> None:
         """Sends all of the parts, one after another; one thread at a time."""
-        raise NotImplementedError
+        if not self.send_now(*parts):
+            self.flush()
 
     def send_now(self, *parts: bytes | bytearray | memoryview) -> bool:
         """Sends without waiting for the other side; False if some of it is left for `flush`, or the next send.
@@ -109,10 +110,6 @@ class Plain(Channel):
     def __init__(self, connection: socket.socket) -> None:
         super().__init__(connection)
         self._rest: list[memoryview] = []
-
-    def send(self, *parts: bytes | bytearray | memoryview) -> None:
-        self.flush()
-        send_all(self._socket, parts)
 
     def send_now(self, *parts: bytes | bytearray | memoryview) -> bool:
         left = [*self._rest, *parts]

@@ -9,16 +9,14 @@ it, so that strangers who just hold connections open keep no host out.
 from __future__ import annotations
 
 import contextlib
-import os
 import socket
 import threading
-import weakref
 from collections.abc import Callable
 
 from multiverso.deadline import Deadline
 from multiverso.errors import MultiversoError, StartupError
 from multiverso.hosts.transport.addresses import listen_at
-from multiverso.hosts.transport.channel import Channel, RefusedError
+from multiverso.hosts.transport.channel import Channel, RefusedError, sockets
 from multiverso.hosts.transport.credentials import Credentials
 from multiverso.hosts.transport.handshake import HANDSHAKE_SECONDS, Hello, accept
 from multiverso.node_log import Seldom
@@ -30,7 +28,6 @@ _ROOM_SECONDS = 1.0  # until a thread whose connection was ended is over
 _LEAVE_SECONDS = 1.0  # that those who are not let in yet have left when it is shut
 _JOIN_SECONDS = 10.0
 _BACKLOG = 128
-_listeners: weakref.WeakSet[Listener] = weakref.WeakSet()
 
 
 def open_port(address: tuple[str, int]) -> socket.socket:
@@ -78,7 +75,7 @@ class Listener:
         self._threads: list[threading.Thread] = []
         self._closing = threading.Event()
         self._accepting = threading.Thread(target=self._accept, name=f"{name}-accept", daemon=True)
-        _listeners.add(self)
+        sockets.add(port)
         self._accepting.start()
 
     @property
@@ -95,6 +92,7 @@ class Listener:
                 if self._closing.wait(_AGAIN_SECONDS):  # out of descriptors, perhaps not for long
                     return
                 continue
+            sockets.add(connection)
             if not self._make_room():
                 connection.close()
                 continue
@@ -160,12 +158,6 @@ class Listener:
         for thread in self._threads:
             thread.join(end.left(_JOIN_SECONDS))
 
-    def forget(self) -> None:
-        """In a forked child: releases the sockets."""
-        self._port.close()
-        for connection in self.strangers:
-            connection.close()
-
 
 def _end(connection: socket.socket) -> None:
     """Wakes the thread that listens to a connection, which then closes it."""
@@ -182,11 +174,3 @@ def _peer(connection: socket.socket) -> str:
 def _place(address: tuple[str, int]) -> str:
     name = address[0].removeprefix("::ffff:")  # IPv4, where one socket takes both
     return f"[{name}]:{address[1]}" if ":" in name else f"{name}:{address[1]}"
-
-
-def _after_fork_in_child() -> None:
-    for listener in list(_listeners):
-        listener.forget()
-
-
-os.register_at_fork(after_in_child=_after_fork_in_child)

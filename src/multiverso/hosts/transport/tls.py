@@ -65,10 +65,6 @@ class Encrypted(Channel):
         self._sent_records = 0
         self._drained = False  # all that was received is decrypted, and was asked for
 
-    def send(self, *parts: bytes | bytearray | memoryview) -> None:
-        self._left += [memoryview(part) for part in parts if len(part)]
-        self.flush()
-
     def send_now(self, *parts: bytes | bytearray | memoryview) -> bool:
         self._left += [memoryview(part) for part in parts if len(part)]
         with contextlib.suppress(BlockingIOError):
