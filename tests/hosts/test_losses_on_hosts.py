@@ -76,7 +76,7 @@ def test_nothing_is_known_any_more_of_a_clock_in_a_table_that_its_worker_has_clo
         waits = WaitOf(at.FOR_BARRIER, 0, 0, 9, 0)
         for wait, progress in ((waits, {table.number: [1, 0, 0, 1, 4]}), (waits, {}), (None, {})):
             line = Line(0, os.getpid(), at.ALIVE, at.ACTIVE, created=1, wait=wait, progress=progress)
-            write_line(session.control, line, None, shards)
+            write_line(session.control, line, shards)
             seen.append(shards[table.number].progress().members[0].reached)
         return seen
 

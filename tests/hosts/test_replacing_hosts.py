@@ -446,7 +446,7 @@ def test_a_host_is_let_in_once_no_table_is_half_made() -> None:
         coordinator.receive(host, Hello(("127.0.0.1", host)))
         coordinator.receive(host, Options(options))
         line = Line(host, 1000 + host, at.ALIVE, at.ACTIVE)
-        coordinator.receive(host, Workers([line], 5))
+        coordinator.receive(host, Workers([line]))
     assert coordinator.why_not() == ""
     for host in range(3):
         orders = ask(host, 1)

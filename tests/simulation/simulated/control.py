@@ -116,7 +116,7 @@ class Control:
         for host in self.hosts:
             self._say(host, Hello(("x", host.number)))
             line = Line(host.number, 100 + host.number, at.ALIVE, at.ACTIVE)
-            self._say(host, Workers([line], 1))
+            self._say(host, Workers([line]))
 
     def _new_host(self, number: int) -> Host:
         def clock() -> float:
@@ -140,7 +140,7 @@ class Control:
         self._trace(f"{self.now:6.1f} host {host.number} hears {order}")
         if isinstance(order, Workers):
             begun = len(host.known) == len(self.hosts) - 1
-            host.known |= {line.worker_id for line in order.workers}
+            host.known |= {line.worker_id for line in order.workers} - {host.number}
             if not begun and len(host.known) == len(self.hosts) - 1:
                 self._ask(host, 1) if self.tables else self._settle(host, 1)
         elif isinstance(order, Make):

@@ -220,6 +220,8 @@ class Centre:
 
     def _watch(self) -> None:
         while not self._closing.wait(_LOOK_SECONDS):
+            with self._lock:
+                self._give(self._coordinator.tell_news())
             for host in self._present():
                 talk = self._talks[host]
                 why = talk.look()

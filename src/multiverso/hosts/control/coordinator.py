@@ -86,6 +86,7 @@ class Coordinator:
         self._gatherings: dict[tuple[int, int], set[int]] = {}
         # what workers tell each other: by number, then by worker; None of one that has continued without a note
         self._notes: dict[int, dict[int, str | None]] = {}
+        self._news: dict[int, Line] = {}  # of workers, which the other hosts do not know yet
         self._options: dict[str, Any] | None = None
         self._desk = Desk()
         self._survivors: list[list[int]] = []  # who was left after each loss
@@ -118,7 +119,15 @@ class Coordinator:
         """Takes a host's report and returns what is to be done."""
         if self._hosts[host].lost and not isinstance(report, Hello):
             return []
-        return self._handlers[type(report)](host, report) + self._welcome()
+        orders = self._handlers[type(report)](host, report)
+        news = self.tell_news() if orders else []  # a host that is welcome hears nothing before that
+        return news + orders + self._welcome()
+
+    def tell_news(self) -> list[ToHost]:
+        """Tells what workers do: with any other order, and now and then, all of it at once to all hosts."""
+        lines = list(self._news.values())
+        self._news.clear()
+        return self._hosts.to_all(Workers(lines)) if lines else []
 
     def lose(self, host: int, why: str) -> list[ToHost]:
         """A host is lost: its workers are, and the others no longer wait for it.
@@ -134,6 +143,7 @@ class Coordinator:
         lost.lost = True
         self._survivors.append(self._hosts.left())
         for worker_id in self._roster.workers_of(host):
+            self._news.pop(worker_id, None)  # it is told below
             line = lost.workers.setdefault(worker_id, Line(worker_id))
             if line.liveness != at.GONE:
                 line.liveness = at.LOST
@@ -214,14 +224,17 @@ class Coordinator:
         """What a host's workers do: the others' mirrors show it."""
         own = self._roster.workers_of(host)
         lines = [line for line in report.workers if line.worker_id in own]
+        has_come_or_gone = False  # else the others may hear of it a little later
         for line in lines:
-            self._hosts[host].workers[line.worker_id] = line
+            before = self._hosts[host].workers.get(line.worker_id, Line(-1))
+            self._hosts[host].workers[line.worker_id] = self._news[line.worker_id] = line
+            has_come_or_gone |= (before.liveness, before.participation) != (line.liveness, line.participation)
             if line.liveness == at.LOST:
                 self._dead.add(line.worker_id)
             elif line.worker_id in self._dead:
                 self._dead.remove(line.worker_id)
                 self._since[line.worker_id] = self._released
-        orders = self._hosts.to_all(Workers(lines, report.now), but=host)
+        orders = self.tell_news() if has_come_or_gone else []
         if not self._hosts[host].is_live:  # the creation of a table waits for those who count
             orders += self._tables.proceed()
         return orders + self._hand_round() + self._answers(self._desk.note(lines))

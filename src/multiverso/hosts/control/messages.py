@@ -65,6 +65,7 @@ class Line(Struct, array_like=True, forbid_unknown_fields=True):
         pid: of its process; 0 of one that never came, of which nothing else is known.
         progress: how far it is in each synchronous table, by the table's number; while it waits, in those with a bound.
         note: now and then.
+        read_ns: its host's clock when it was read; 0: now.
     """
 
     worker_id: int
@@ -81,6 +82,7 @@ class Line(Struct, array_like=True, forbid_unknown_fields=True):
     wait: WaitOf | None = None
     progress: dict[int, list[int]] = {}
     note: Note | None = None
+    read_ns: int = 0
 
     @property
     def is_live(self) -> bool:
@@ -92,10 +94,9 @@ class Line(Struct, array_like=True, forbid_unknown_fields=True):
 
 
 class Workers(_Message):
-    """Workers of a host: their lines, and the sender's clock when it read them; None: now."""
+    """What workers do, of the host that says so; or of all hosts, of what has changed."""
 
     workers: list[Line]
-    now: int | None = None
 
 
 class Clocks(_Message):

@@ -52,18 +52,17 @@ def show_progress(line: Line, shards: Mapping[int, Shard]) -> None:
             store64(shard.line(line.worker_id) + at.REACHED, 0 if found is None else found[-1] + 1)
 
 
-def write_line(control: Control, line: Line, sent_ns: int | None, shards: Mapping[int, Shard] | None = None) -> bool:
+def write_line(control: Control, line: Line, shards: Mapping[int, Shard] | None = None) -> bool:
     """Shows a remote worker as its line says; returns whether it has come, left or died with it.
 
     Args:
         control: this host's.
         line: what `read_lines` returned there.
-        sent_ns: the sender's clock when it did; None: now.
         shards: this host's tables, by number.
     """
     worker = line.worker_id
     block, before = control.block(worker), (control.liveness(worker), control.participation(worker))
-    shift = 0 if sent_ns is None else time.monotonic_ns() - sent_ns
+    shift = time.monotonic_ns() - line.read_ns if line.read_ns else 0
     if line.pid:
         store32(block + at.PID, line.pid)
         store32(block + at.THREADED, line.threaded)

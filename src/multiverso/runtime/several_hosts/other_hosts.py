@@ -253,10 +253,9 @@ class OtherHosts(Hosts):
         match order:
             case Workers():
                 shards = self._shards()
-                self._notes |= {line.worker_id: line.note for line in order.workers if line.note is not None}
-                changed = [
-                    line.worker_id for line in order.workers if write_line(self.control, line, order.now, shards)
-                ]
+                remote = [line for line in order.workers if line.worker_id not in self.roster.local]
+                self._notes |= {line.worker_id: line.note for line in remote if line.note is not None}
+                changed = [line.worker_id for line in remote if write_line(self.control, line, shards)]
                 if changed:
                     self._refuse_told()
                 for worker_id in changed:
@@ -322,7 +321,7 @@ class OtherHosts(Hosts):
         self._lost = set(order.lost)
         self.fabric.begin_anew(order.survivors, self._lost, order.epoch)
         for line in order.workers:
-            write_line(self.control, line, None)
+            write_line(self.control, line)
         self.barriers.begin_at(order.released)
         for peer, address in enumerate(order.addresses[: self.roster.host]):
             if address is not None and peer not in self._lost:

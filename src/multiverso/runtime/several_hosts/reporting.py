@@ -94,4 +94,4 @@ class Reporter:
                 changed[worker] = replace(line, note=note)
         if changed:
             self._last_lines = {line.worker_id: line for line in lines}
-            self._report(Workers(list(changed.values()), now))
+            self._report(Workers([replace(line, read_ns=now) for line in changed.values()]))

@@ -31,7 +31,7 @@ class Elsewhere:
         at, liveness = self._world.at, self.ended.get(worker, self._world.at.ALIVE)
         state = at.LEFT if liveness == at.GONE else at.ACTIVE
         line = Line(worker, 1, liveness, state, self.reached[worker])
-        self._mirror.write_line(self._world.control, line, 0)
+        self._mirror.write_line(self._world.control, line)
         self.look()
 
     def come(self, worker: int) -> None:
