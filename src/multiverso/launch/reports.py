@@ -15,7 +15,19 @@ from multiverso.launch.sinks import Sink, json_sink, prefix_sink, unbuffered, wa
 from multiverso.watching.snapshot import Observer, Snapshot
 
 
-class TextReport(Watcher):
+class _Noticing(Watcher):
+    """A watcher that writes between the lines of the workers' output, once there is what reads it."""
+
+    output: Output | None = None
+
+    def _notice(self, write: Callable[[], None]) -> None:
+        if self.output:
+            self.output.notice(write)
+        else:
+            write()
+
+
+class TextReport(_Noticing):
     """Tells a person what happens: output to where it belongs, our own words to standard error.
 
     Args:
@@ -29,7 +41,6 @@ class TextReport(Watcher):
 
     def __init__(self, options: RunOptions) -> None:
         self.says_more = options.page or options.summary is not None or sys.stderr.isatty()
-        self.output: Output | None = None
         self._going_on = options.on_failure == "continue"
         self._timeout_seconds = options.timeout_seconds
         self.sink = prefix_sink(
@@ -38,14 +49,7 @@ class TextReport(Watcher):
 
     def warn(self, text: str) -> None:
         """Says what the user should know and may want to change."""
-
-        def write() -> None:
-            self.sink.say(f"multiverso: {text}\n")
-
-        if self.output:
-            self.output.notice(write)
-        else:
-            write()
+        self._notice(lambda: self.sink.say(f"multiverso: {text}\n"))
 
     def begins(self, workers: str, where: str, address: str | None) -> None:
         """The job is about to begin: so many workers, the host in a job on several, the page's address."""
@@ -95,7 +99,7 @@ class TextReport(Watcher):
             self.warn(f"ended by a signal after {result.seconds:.1f} s.")
 
 
-class JsonReport(Watcher):
+class JsonReport(_Noticing):
     """Tells a program what happens: one JSON object a line on standard output.
 
     Args:
@@ -107,7 +111,6 @@ class JsonReport(Watcher):
     """
 
     def __init__(self, stdout: BinaryIO) -> None:
-        self.output: Output | None = None
         self.sink: Sink = json_sink(stdout)
         self._stdout = stdout
 
@@ -158,13 +161,7 @@ class JsonReport(Watcher):
         )
 
     def _write(self, event: str, **fields: object) -> None:
-        def write() -> None:
-            write_event(self._stdout, event, **fields)
-
-        if self.output:
-            self.output.notice(write)
-        else:
-            write()
+        self._notice(lambda: write_event(self._stdout, event, **fields))
 
 
 def _exit_fields(end: WorkerExit) -> dict[str, object]:
