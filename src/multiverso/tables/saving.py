@@ -74,9 +74,7 @@ def load(path: PathLike, spec: TableSpec) -> tuple[Array, list[Array]]:
 
 
 def _check_fits(path: PathLike, saved: TableSpec, spec: TableSpec) -> None:
-    unnamed = tuple(map(str, range(len(spec.state_names))))  # saved before states had names
-    what_fits = ("kind", "shape", "dtype", "updater", "step_count")
-    for what in what_fits if saved.state_names == unnamed else (*what_fits, "state_names"):
+    for what in ("kind", "shape", "dtype", "updater", "step_count", "state_names"):
         if getattr(saved, what) != getattr(spec, what):
             raise SnapshotError(
                 f"{path} holds a table of {what} {getattr(saved, what)!r}, but it is loaded into one of "
