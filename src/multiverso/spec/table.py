@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict
 from typing import Annotated, Any, Literal, TypeVar, get_args
 
 import msgspec
 import numpy as np
-from msgspec import Meta
+from msgspec import Meta, Struct, structs
 
 from multiverso.errors import DtypeMismatchError, ShapeMismatchError
 from multiverso.layout import words as at
@@ -34,17 +34,13 @@ def _from_message(kind: type[_Spec], message: dict[str, Any]) -> _Spec:
     Raises:
         ValueError: the message describes none; that is all that comes of it.
     """
-    unknown = message.keys() - {each.name for each in fields(kind)}
-    if unknown:
-        raise ValueError(f"a {kind.__name__} has no {', '.join(sorted(unknown))}")
     try:
         return msgspec.convert(message, kind)
     except msgspec.ValidationError as error:
         raise ValueError(str(error)) from error
 
 
-@dataclass(frozen=True)
-class TableSpec:
+class TableSpec(Struct, frozen=True, forbid_unknown_fields=True):
     """One table: everything that its workers have to agree on.
 
     Attributes:
@@ -90,7 +86,7 @@ class TableSpec:
                 f"an updater has at most {MOST_HYPER} hyperparameters; {self.updater} has {len(self.hyper)}"
             )
         states = states_of(self.states)
-        object.__setattr__(self, "states", states)
+        structs.force_setattr(self, "states", states)
         if any(state.per == "row" for state in states):
             raise ValueError(
                 f"the updater {self.updater} keeps a number for each row, which only a KeyedTable has a place for"
@@ -132,7 +128,7 @@ class TableSpec:
     def as_message(self) -> dict[str, Any]:
         """Returns it as JSON can carry it."""
         states = [asdict(state) for state in states_of(self.states)]
-        return {**{name: getattr(self, name) for name in self.__dataclass_fields__}, "states": states}
+        return {**structs.asdict(self), "states": states}
 
     @classmethod
     def from_message(cls, message: dict[str, Any]) -> TableSpec:
@@ -153,8 +149,7 @@ class TableSpec:
         return f"{self.kind} of {size} {self.dtype}{name} (updater {self.updater}{hyper}, initial {self.initial}{rule})"
 
 
-@dataclass(frozen=True)
-class MemorySpec:
+class MemorySpec(Struct, frozen=True, forbid_unknown_fields=True):
     """Plain memory that workers share under a name.
 
     Attributes:
@@ -176,7 +171,7 @@ class MemorySpec:
 
     def as_message(self) -> dict[str, Any]:
         """Returns it as JSON can carry it."""
-        return asdict(self)
+        return structs.asdict(self)
 
     @classmethod
     def from_message(cls, message: dict[str, Any]) -> MemorySpec:
@@ -228,8 +223,7 @@ def checked_dtype(value: Any) -> str:
     return name
 
 
-@dataclass(frozen=True)
-class Partition:
+class Partition(Struct, frozen=True):
     """How a table is cut into stripes, each under one word. A row is never cut.
 
     Attributes:
@@ -265,8 +259,7 @@ def chunk_of(spec: TableSpec) -> int:
     return min(spec.elements, at.CHUNK_BYTES // spec.itemsize)
 
 
-@dataclass(frozen=True)
-class Places:
+class Places(Struct, frozen=True):
     """Offsets of a table's parts from its first byte, the end of what the node maps of it, and its size, in bytes."""
 
     lines: int

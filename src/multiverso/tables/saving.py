@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 import os
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from msgspec import Struct
 
 from multiverso.errors import SnapshotError
 from multiverso.files import opening as files
@@ -21,8 +21,7 @@ Array = npt.NDArray[Any]
 PathLike = str | os.PathLike[str]
 
 
-@dataclass(frozen=True)
-class Copied:
+class Copied(Struct, frozen=True):
     """A table's numbers at one moment: values (flat, in its dtype) and what its updater keeps."""
 
     spec: TableSpec
