@@ -9,6 +9,7 @@ from typing import Any, BinaryIO
 from multiverso.launch.on_nodes import Watcher
 from multiverso.launch.options import RunOptions
 from multiverso.launch.output import Output
+from multiverso.launch.place import Place
 from multiverso.launch.restarting import Replacements, Starts
 from multiverso.launch.results import JobResult, WorkerExit
 from multiverso.launch.sinks import Sink, json_sink, prefix_sink, unbuffered, wants_colour, write_event
@@ -51,13 +52,15 @@ class TextReport(_Noticing):
         """Says what the user should know and may want to change."""
         self._notice(lambda: self.sink.say(f"multiverso: {text}\n"))
 
-    def begins(self, workers: str, where: str, address: str | None) -> None:
-        """The job is about to begin: so many workers, the host in a job on several, the page's address."""
+    def begins(self, workers: str, place: Place, address: str | None) -> None:
+        """The job is about to begin: so many workers, where, and the page's address."""
+        roster = place.other_hosts.roster if place.other_hosts else None
+        where = ", ".join(roster.names) if roster else "this host"
         reach = ""
-        if address and where:
+        if address and roster and not roster.rehearsal:
             port = urllib.parse.urlsplit(address).port
-            reach = f" (on {where}; from elsewhere: ssh -L {port}:127.0.0.1:{port} {where})"
-        self.warn(f"{workers} on {where or 'this host'}" + (f"; page: {address}{reach}" if address else ""))
+            reach = f" (on {place.name}; from elsewhere: ssh -L {port}:127.0.0.1:{port} {place.name})"
+        self.warn(f"{workers} on {where}" + (f"; page: {address}{reach}" if address else ""))
 
     def ends(self, words: str) -> None:
         """The job is over: what it was, in a line."""
@@ -120,7 +123,7 @@ class JsonReport(_Noticing):
         """Says what the user should know and may want to change."""
         self._write("warning", text=text)
 
-    def begins(self, workers: str, where: str, address: str | None) -> None:
+    def begins(self, workers: str, place: Place, address: str | None) -> None:
         """The job is about to begin, and has a page."""
         self._write("page", address=address)
 
