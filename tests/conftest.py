@@ -79,6 +79,7 @@ LONGEST_FIRST = (
     "platoon/test_param_sync.py",
     "simulation/test_simulation.py",
     "security/test_strangers.py",
+    "test_site.py",
     "launch/test_begin_and_end.py",
     "test_package.py",
 )
