@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import random
 import signal
 import subprocess
 import sys
@@ -559,3 +560,62 @@ def test_another_users_process_gets_nothing(name: str) -> None:
         with program(stranger, names.address(name, "")):
             assert publication.readers == 0
         assert publication.publish(WEIGHTS) == 1
+
+
+class Alarm(Exception):
+    """What a signal's handler raises, anywhere."""
+
+
+@contextmanager
+def storm(seconds: float) -> Iterator[None]:
+    """An exception every so often in the main thread."""
+
+    def ring(number: int, frame: object) -> None:
+        raise Alarm
+
+    before = signal.signal(signal.SIGALRM, ring)
+    try:
+        signal.setitimer(signal.ITIMER_REAL, seconds, seconds)
+        yield
+    finally:
+        while True:
+            try:
+                signal.setitimer(signal.ITIMER_REAL, 0)
+                signal.signal(signal.SIGALRM, before)
+                break
+            except Alarm:
+                pass
+
+
+def test_exceptions_at_any_moment_leave_no_pin_and_no_half_of_a_version(name: str) -> None:
+    model = {"a": np.zeros(3000), "b": np.zeros(5, np.int8)}
+    interrupted = {"read": 0, "publish": 0}
+    with (
+        mv.Publication(name, like=model, slots=2) as publication,
+        mv.subscribe(name, timeout_seconds=SECONDS) as reader,
+    ):
+        publication.publish(model, step=0)
+        whole(reader.latest())
+        for _ in range(300):
+            for what in interrupted:
+                try:
+                    with storm(random.uniform(2e-5, 4e-4)):
+                        for step in range(1, 30):
+                            if what == "read":
+                                with reader.latest() as snapshot:
+                                    whole(snapshot)
+                            else:
+                                for array in model.values():
+                                    array[...] = step
+                                publication.publish(model, step=step)
+                except Alarm:
+                    interrupted[what] += 1
+            snapshot = reader.latest()
+            whole(snapshot)
+            snapshot.verify()
+            del snapshot
+            attachment = reader._attachment
+            assert attachment is not None
+            assert not attachment.pinned, "an exception has left a pin"
+            assert publication.publish({key: np.zeros_like(value) for key, value in model.items()}, step=0) is not None
+    assert min(interrupted.values()) > 100
