@@ -75,6 +75,7 @@ LONGEST_FIRST = (
     "test_examples.py",
     "launch/test_run.py",
     "launch/test_cli.py",
+    "page/test_page.py",
     "platoon/test_hosts.py",
     "platoon/test_param_sync.py",
     "simulation/test_simulation.py",
