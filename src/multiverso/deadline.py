@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import math
 import time
-
-from msgspec import Struct
+from dataclasses import dataclass
 
 SLICE_SECONDS = 0.5  # the longest that anything sleeps without a look at signals, deadlines and the node
 
 
-class Deadline(Struct, frozen=True):
+@dataclass(frozen=True)
+class Deadline:
     """The moment at which a wait ends.
 
     Attributes:

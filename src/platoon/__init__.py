@@ -9,9 +9,8 @@ from __future__ import annotations
 
 import os
 import warnings
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from multiverso.lazy_names import lazy_names
 from platoon.util import PlatoonError, PlatoonWarning
 
 if TYPE_CHECKING:
@@ -39,8 +38,10 @@ def _notice_the_other() -> None:
 _notice_the_other()
 
 
-if not TYPE_CHECKING:
+def __getattr__(name: str) -> Any:
     # On demand: the launcher and the start of a child do without NumPy.
-    __getattr__, __dir__ = lazy_names(
-        __name__, {"platoon.channel.controller": "Controller", "platoon.channel.worker": "Worker"}
-    )
+    if name in ("Controller", "Worker"):
+        from platoon import channel
+
+        return getattr(channel, name)
+    raise AttributeError(f"module 'platoon' has no attribute {name!r}")

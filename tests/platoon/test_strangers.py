@@ -64,7 +64,7 @@ def dealer() -> Iterator[Any]:
 
 
 def batches(controller: Echo) -> Any:
-    return controller.asocket
+    return controller._data()
 
 
 def refused(controller: Echo) -> int:

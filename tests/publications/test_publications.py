@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import os
-import random
 import signal
 import subprocess
 import sys
@@ -368,6 +367,48 @@ def test_a_forked_child_leaves_its_parents_pins_alone_and_is_refused(name: str) 
         assert subscription.latest().version == 2
 
 
+def test_a_ticket_gives_another_process_the_very_version_that_is_kept(name: str) -> None:
+    other = """
+        import sys
+        import multiverso as mv
+        subscription = mv.subscribe(sys.argv[1], timeout_seconds=60)
+        print("ready", flush=True)
+        for line in sys.stdin:
+            ticket, seconds = line.split()
+            try:
+                with subscription.redeem(ticket, timeout_seconds=float(seconds)) as snapshot:
+                    print(snapshot.version, snapshot.step, snapshot["w"].sum(), flush=True)
+            except Exception as error:
+                print(type(error).__name__, error, flush=True)
+    """
+    with (
+        mv.Publication(name, like=WEIGHTS) as publication,
+        mv.subscribe(name, timeout_seconds=SECONDS) as subscription,
+        program(other, name) as process,
+    ):
+        assert process.stdin is not None
+        assert process.stdout is not None
+
+        def redeemed(ticket: str, seconds: float = SECONDS) -> str:
+            process.stdin.write(f"{ticket} {seconds}\n")
+            process.stdin.flush()
+            return process.stdout.readline()
+
+        publication.publish(WEIGHTS, step=7)
+        with subscription.latest() as kept:
+            for _ in range(5):
+                publication.publish({**WEIGHTS, "w": WEIGHTS["w"] + 1}, wait_seconds=SECONDS)
+            ticket = kept.ticket
+            assert redeemed(ticket) == "1 7 15.0\n"
+            assert publication.publish(WEIGHTS) == 7, "that process has let it go"
+            assert redeemed(ticket) == "1 7 15.0\n"
+        assert redeemed(ticket) == f"SnapshotError nobody keeps version 1 of {name!r} any more: the newest is 7\n"
+        assert redeemed("nonsense").startswith("SnapshotError 'nonsense' is no ticket")
+        assert redeemed("1-11", 0.2).startswith("WaitTimeoutError waited 0.2 s for the publisher of version 1")
+        with pytest.raises(ClosedError, match="released"):
+            kept.ticket
+
+
 def test_a_third_slot_takes_memory_only_when_readers_keep_two(name: str) -> None:
     big = {"w": np.ones(1 << 20, np.float32)}
     with mv.Publication(name, like=big) as publication, mv.subscribe(name, timeout_seconds=SECONDS) as subscription:
@@ -560,62 +601,3 @@ def test_another_users_process_gets_nothing(name: str) -> None:
         with program(stranger, names.address(name, "")):
             assert publication.readers == 0
         assert publication.publish(WEIGHTS) == 1
-
-
-class Alarm(Exception):
-    """What a signal's handler raises, anywhere."""
-
-
-@contextmanager
-def storm(seconds: float) -> Iterator[None]:
-    """An exception every so often in the main thread."""
-
-    def ring(number: int, frame: object) -> None:
-        raise Alarm
-
-    before = signal.signal(signal.SIGALRM, ring)
-    try:
-        signal.setitimer(signal.ITIMER_REAL, seconds, seconds)
-        yield
-    finally:
-        while True:
-            try:
-                signal.setitimer(signal.ITIMER_REAL, 0)
-                signal.signal(signal.SIGALRM, before)
-                break
-            except Alarm:
-                pass
-
-
-def test_exceptions_at_any_moment_leave_no_pin_and_no_half_of_a_version(name: str) -> None:
-    model = {"a": np.zeros(3000), "b": np.zeros(5, np.int8)}
-    interrupted = {"read": 0, "publish": 0}
-    with (
-        mv.Publication(name, like=model, slots=2) as publication,
-        mv.subscribe(name, timeout_seconds=SECONDS) as reader,
-    ):
-        publication.publish(model, step=0)
-        whole(reader.latest())
-        for _ in range(300):
-            for what in interrupted:
-                try:
-                    with storm(random.uniform(2e-5, 4e-4)):
-                        for step in range(1, 30):
-                            if what == "read":
-                                with reader.latest() as snapshot:
-                                    whole(snapshot)
-                            else:
-                                for array in model.values():
-                                    array[...] = step
-                                publication.publish(model, step=step)
-                except Alarm:
-                    interrupted[what] += 1
-            snapshot = reader.latest()
-            whole(snapshot)
-            snapshot.verify()
-            del snapshot
-            attachment = reader._attachment
-            assert attachment is not None
-            assert not attachment.pinned, "an exception has left a pin"
-            assert publication.publish({key: np.zeros_like(value) for key, value in model.items()}, step=0) is not None
-    assert min(interrupted.values()) > 100

@@ -95,7 +95,7 @@ def write_whole(path: PathLike, content: Buffer | Iterable[Buffer], *, mode: int
                 os.replace(file.name, target)
             else:
                 os.link(file.name, target, follow_symlinks=False)
-        sync_directory(target.parent)
+        _sync_directory(target.parent)
     except OSError as error:
         error.filename = os.fspath(path)  # instead of the temporary file's name
         del error.filename2  # None would be told as "-> None"
@@ -324,7 +324,7 @@ def _read(file: BinaryIO, most_bytes: int) -> bytes:
 class _Directory:
     """An open directory, closed when nothing refers to it any more, as a file is: also after an interrupt."""
 
-    def __init__(self, place: PathLike) -> None:
+    def __init__(self, place: Path) -> None:
         self.descriptor = os.open(place, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
 
     def fileno(self) -> int:
@@ -335,7 +335,6 @@ class _Directory:
             os.close(self.descriptor)
 
 
-def sync_directory(place: PathLike) -> None:
-    """Waits until a directory's entries are on the disk, where its file system can tell."""
-    with contextlib.suppress(OSError):
+def _sync_directory(place: Path) -> None:
+    with contextlib.suppress(OSError):  # not every file system can
         os.fsync(_Directory(place))

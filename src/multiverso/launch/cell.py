@@ -8,11 +8,7 @@ from typing import Any
 
 from multiverso.launch.watched import Page, Watch
 
-# in a <div>, as IPython warns of a bare frame
-_FRAME = (
-    '<div><iframe title="The page of the job" {} style="width: 100%; height: 40rem; border: 1px solid #8888"></iframe>'
-    "</div>"
-)
+_FRAME = '<iframe title="The page of the job" {} style="width: 100%; height: 40rem; border: 1px solid #8888"></iframe>'
 
 
 class Cell:

@@ -58,6 +58,15 @@ class Snapshot(Mapping[str, Array], InProcess):
         sums = self.sums.view(np.uint64)
         return {name: int(sums[number]) for name, number in self.layout.by_name.items()}
 
+    @property
+    def ticket(self) -> str:
+        """What another process here gives to :meth:`Subscription.redeem` to read this very version.
+
+        This snapshot has to be kept until that process has let the version go.
+        """
+        self._bytes()
+        return f"{self._attachment.memory_id:x}-{self._pin.word:x}"
+
     def verify(self) -> None:
         """Reads all tensors and compares their checksums.
 

@@ -12,7 +12,7 @@ import weakref
 from typing import Any
 
 from multiverso.deadline import Deadline
-from multiverso.errors import ClosedError, MultiversoError, StartupError, WaitTimeoutError
+from multiverso.errors import ClosedError, MultiversoError, SnapshotError, StartupError, WaitTimeoutError
 from multiverso.in_process import InProcess
 from multiverso.layout import publications as at
 from multiverso.memory.words import load32, wait_for_change
@@ -28,7 +28,7 @@ _open: weakref.WeakSet[Subscription] = weakref.WeakSet()
 
 
 class Subscription(InProcess):
-    """What this process reads of a publication; from `subscribe`. May be used by several threads.
+    """What this process reads of a publication; from :func:`subscribe`. May be used by several threads.
 
     Attributes:
         name: of the publication.
@@ -109,11 +109,49 @@ class Subscription(InProcess):
             if deadline.passed and (self._attachment is None or self._attachment.version <= newer_than):
                 raise WaitTimeoutError(self._what_is_missing(newer_than, deadline))
 
+    def redeem(self, ticket: str, timeout_seconds: float | None = None) -> Snapshot:
+        """Returns the very version that another process has a snapshot of, and keeps until this one is released.
+
+        Args:
+            ticket: the other's :attr:`Snapshot.ticket`.
+            timeout_seconds: for its publisher to be found from here; by default the subscription's.
+
+        Raises:
+            SnapshotError: nobody keeps that version any more, or it is no ticket.
+            WaitTimeoutError: its publisher is not the one that is followed here.
+            ClosedError: as :meth:`latest`.
+        """
+        try:
+            memory_id, pinned = (int(part, 16) for part in ticket.split("-"))
+        except ValueError:
+            raise SnapshotError(
+                f"{ticket!r:.80} is no ticket: give what another process's snapshot.ticket is"
+            ) from None
+        deadline = Deadline.after(self._timeout_seconds if timeout_seconds is None else timeout_seconds)
+        while True:
+            self._check()
+            attachment = self._attachment
+            if attachment is not None and attachment.memory_id == memory_id:
+                snapshot = self._take(attachment, pinned)
+                if snapshot is not None:
+                    return snapshot
+                raise SnapshotError(
+                    f"nobody keeps version {pinned >> at.SLOT_BITS} of {self.name!r} any more: the newest is "
+                    f"{attachment.version}"
+                )
+            if deadline.passed:
+                raise WaitTimeoutError(
+                    f"waited {deadline} for the publisher of version {pinned >> at.SLOT_BITS} of {self.name!r}: "
+                    + ("there is none" if attachment is None else "another one is followed here")
+                )
+            with self._changed:
+                self._changed.wait(deadline.left(_LOOK_SECONDS))
+
     def load_into(self, model: Any) -> int:
         """Copies the newest version's tensors into a model's own, in place, and returns the version.
 
         Raises:
-            as `latest` and `Snapshot.load_into`.
+            as :meth:`latest` and :meth:`Snapshot.load_into`.
         """
         with self.latest() as snapshot:
             snapshot.load_into(model)
@@ -148,18 +186,17 @@ class Subscription(InProcess):
         if self._closing.is_set():
             raise ClosedError(f"the subscription to {self.name!r} is closed")
 
-    def _take(self, attachment: Attachment) -> Snapshot | None:
+    def _take(self, attachment: Attachment, shared: int | None = None) -> Snapshot | None:
+        if self._closing.is_set():
+            self._check()
         try:
-            pin = attachment.take()
+            pin = attachment.take() if shared is None else attachment.share(shared)
         except IndexError:
             raise ClosedError(
                 f"this process keeps {at.MOST_PINS} snapshots of {self.name!r}, as many as it may: let some go, and "
                 "arrays that were taken from them"
             ) from None
-        # looked at after the pin is there: the thread that ends all looks for pins after this is set
-        if self._closing.is_set():
-            self._check()
-        return None if pin is None or attachment is not self._attachment else Snapshot(attachment, pin)
+        return None if pin is None else Snapshot(attachment, pin)
 
     def _what_is_missing(self, newer_than: int, deadline: Deadline) -> str:
         wanted = f"a version of {self.name!r} newer than {newer_than}" if newer_than else f"a version of {self.name!r}"
@@ -253,7 +290,7 @@ def subscribe(
     encrypted: bool = True,
     timeout_seconds: float = 120.0,
 ) -> Subscription:
-    """Returns a subscription to a publication of this user on this host; see `multiverso.Publication`.
+    """Returns a subscription to a publication of this user on this host; see :class:`multiverso.Publication`.
 
     It returns at once; what is read first waits for a publisher and its first version. When the publisher ends or
     dies, its last version stays, and the next publisher of the name is followed, whose versions are higher.
@@ -273,7 +310,7 @@ def subscribe(
         ValueError: the name is empty or too long, or it is no address, or no token.
         StartupError: what encrypts connections between hosts is not installed.
 
-    Examples:
+    Example:
         >>> import numpy as np
         >>> weights = {"w": np.arange(6, dtype="float32").reshape(2, 3)}
         >>> with mv.Publication("weights-of-docs", like=weights) as publication:

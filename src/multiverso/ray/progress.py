@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from typing import Any
-
-from multiverso.saying import say
 
 _EVERY_SECONDS = 10.0
 _MOST_VALUES = 4
@@ -25,7 +24,7 @@ class Progress:
             return
         line = line_of(status)
         if line != self._last:
-            say(line)
+            print(f"multiverso: {line}", file=sys.stderr, flush=True)
         self._said_at, self._last = now, line
 
 

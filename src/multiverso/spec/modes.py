@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from msgspec import Struct
+from dataclasses import dataclass
 
 from multiverso.errors import StartupError
 from multiverso.layout import words as at
@@ -10,7 +10,8 @@ from multiverso.layout import words as at
 _MOST_TICKS = 2**60
 
 
-class ConsistencyMode(Struct, frozen=True):
+@dataclass(frozen=True)
+class ConsistencyMode:
     """One of them. What the modes have in common is asked for by property, never by comparing names.
 
     Attributes:

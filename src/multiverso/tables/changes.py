@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
-from msgspec import Struct
 
 from multiverso.consistency.protocol import Array, ByStripe, Call, RowIds, Versions
 from multiverso.deadline import Deadline
 from multiverso.spec.table import Partition, TableSpec
 
 
-class Changed(Struct, frozen=True):
+@dataclass(frozen=True)
+class Changed:
     """What has changed: the rows of some stripes.
 
     Attributes:

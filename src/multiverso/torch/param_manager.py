@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import threading
 import warnings
 import weakref
 from collections.abc import Callable, Iterable, Sequence
@@ -15,7 +16,6 @@ from multiverso.checkpoints import Parts
 from multiverso.params import Model, Resumable, SharedParams, broadcast
 from multiverso.rules import Rule, RuleName
 from multiverso.runtime import Session
-from multiverso.torch.beside import Beside
 from multiverso.torch.groups import InPlace, Staged, can_move, split_like
 from multiverso.torch.lookups import LookedUp, lookups_of
 from multiverso.torch.resuming import ModuleState
@@ -268,30 +268,36 @@ class _Loaded:
 
 
 class _Flight:
-    """One exchange beside the training."""
+    """One exchange beside the training. Its thread ends with it."""
 
     def __init__(self, groups: Sequence[InPlace | Staged]) -> None:
         self._groups = [group for group in groups if isinstance(group, Staged)]
-        self._beside: Beside | None = None  # none in one whose exchange was done before a save
+        self._error: BaseException | None = None
+        self._thread: threading.Thread | None = None  # none in one whose exchange was done before a save
 
     def begin(self, exchange: Callable[[], None]) -> None:
         for group in self._groups:
             group.absorb()
         waits = [group.send() for group in self._groups]
+        self._thread = threading.Thread(target=self._run, args=(exchange, waits), name="multiverso-flight", daemon=True)
+        self._thread.start()
 
-        def work() -> None:
+    def _run(self, exchange: Callable[[], None], waits: list[Callable[[], None]]) -> None:
+        try:
             for wait in waits:
                 wait()
             exchange()
             with torch.no_grad():
                 for group in self._groups:
                     group.fetch()
-
-        self._beside = Beside(work, "multiverso-flight")
+        except BaseException as error:
+            self._error = error
 
     def finish(self) -> None:
-        if self._beside is not None:
-            self._beside.join()
+        if self._thread is not None:
+            self._thread.join()  # its waits have the session's deadlines
+        if self._error is not None:
+            raise self._error
 
     def land(self) -> None:
         self.finish()

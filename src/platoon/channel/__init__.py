@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-from multiverso.lazy_names import lazy_names
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from platoon.channel.controller import Controller
@@ -13,8 +11,14 @@ if TYPE_CHECKING:
 __all__ = ["Controller", "Worker"]
 
 
-if not TYPE_CHECKING:
+def __getattr__(name: str) -> Any:
     # On demand, so that `python -m platoon.channel.controller` is not imported twice.
-    __getattr__, __dir__ = lazy_names(
-        __name__, {"platoon.channel.controller": "Controller", "platoon.channel.worker": "Worker"}
-    )
+    if name == "Controller":
+        from platoon.channel.controller import Controller
+
+        return Controller
+    if name == "Worker":
+        from platoon.channel.worker import Worker
+
+        return Worker
+    raise AttributeError(f"module 'platoon.channel' has no attribute {name!r}")

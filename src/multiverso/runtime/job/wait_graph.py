@@ -7,9 +7,7 @@ From the same facts come the error after a deadline, the warning after ten secon
 from __future__ import annotations
 
 from collections.abc import Mapping
-
-from msgspec import Struct
-from msgspec.structs import replace
+from dataclasses import dataclass, replace
 
 from multiverso.layout import words as at
 from multiverso.memory.mutex import owner_pid
@@ -21,7 +19,8 @@ from multiverso.shards.shard import Shard, TableProgress, WorkerProgress
 COLLECTIVE = "a table without a name is made by all workers together; with name= each may come when it likes"
 
 
-class WaitGraph(Struct, frozen=True):
+@dataclass(frozen=True)
+class WaitGraph:
     """Everything that is needed to say who waits for whom.
 
     Attributes:

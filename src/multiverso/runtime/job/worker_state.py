@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from msgspec import Struct
+from dataclasses import dataclass
 
 from multiverso.layout import words as at
 
 
-class Wait(Struct, frozen=True):
+@dataclass(frozen=True)
+class Wait:
     """What a worker waits for.
 
     Attributes:
@@ -35,7 +36,8 @@ class Wait(Struct, frozen=True):
         return self.kind in (at.FOR_LOCK, at.FOR_WORD)
 
 
-class WorkerState(Struct, frozen=True):
+@dataclass(frozen=True)
+class WorkerState:
     """What one worker's block of the control segment says."""
 
     worker_id: int

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import queue
+import socket
 from collections.abc import Iterator
 from typing import Any, Literal
-
-from multiverso.wake import Wake
 
 End = Literal["left", "lost", "absent"]
 
@@ -17,26 +17,27 @@ class Mailbox:
     def __init__(self) -> None:
         self._ends: queue.SimpleQueue[tuple[End, int, int]] = queue.SimpleQueue()
         self._orders: queue.SimpleQueue[Any] = queue.SimpleQueue()
-        self._wake: Wake | None = None
+        self._wake: tuple[socket.socket, ...] = ()
 
     def open(self) -> None:
         """Makes the socket. What is posted before is not lost."""
-        self._wake = Wake()
+        self._wake = socket.socketpair()
+        for end in self._wake:
+            end.setblocking(False)
 
     def close(self) -> None:
         """Closes it; later posts are dropped."""
-        if self._wake is not None:
-            self._wake.close()
+        for end in self._wake:
+            end.close()
 
     def fileno(self) -> int:
         """The descriptor that is readable while something was posted."""
-        assert self._wake is not None
-        return self._wake.fileno()
+        return self._wake[0].fileno()
 
     def poke(self) -> None:
         """Wakes the node's thread, to look at what has changed."""
-        if self._wake is not None:
-            self._wake.set()
+        with contextlib.suppress(OSError, IndexError):
+            self._wake[1].send(b"x")
 
     def post_order(self, order: Any) -> None:
         """Posts what is to be done: an order of the coordinator's, or something to call."""
@@ -50,8 +51,8 @@ class Mailbox:
 
     def clear(self) -> None:
         """Before reading: what is posted from here on wakes the node's thread again."""
-        assert self._wake is not None
-        self._wake.clear()
+        with contextlib.suppress(BlockingIOError):
+            self._wake[0].recv(4096)
 
     def orders(self) -> Iterator[Any]:
         """Yields the orders there are, each once."""

@@ -9,11 +9,11 @@ them is another key's by the time that it continues.
 from __future__ import annotations
 
 import sys
+from dataclasses import dataclass, field
 from types import FrameType
 
 import numpy as np
 import numpy.typing as npt
-from msgspec import Struct, field
 
 from multiverso.tables.convert import Array
 from multiverso.tables.keyed.keys import Keys
@@ -32,7 +32,8 @@ def _unmarked(keys: Keys) -> Keys:
     return np.full(keys.size, NOT_YET)
 
 
-class Adding(Struct, eq=False):
+@dataclass(eq=False, slots=True)
+class Adding:
     """An add.
 
     Attributes:
@@ -77,17 +78,16 @@ class Adding(Struct, eq=False):
         self.rows[:] = NOT_YET
 
 
-class Removing(Struct, eq=False):
+@dataclass(eq=False, slots=True)
+class Removing:
     """A removal. ``removed``: for each key, whether it had a row."""
 
     keys: Keys
-    removed: Keys
+    removed: Keys = field(init=False)
     complete: bool = False
 
-    @classmethod
-    def of(cls, keys: Keys) -> Removing:
-        """Returns one that has not begun."""
-        return cls(keys, _unmarked(keys))
+    def __post_init__(self) -> None:
+        self.removed = _unmarked(self.keys)
 
     def is_same(self, other: object) -> bool:
         """Returns whether another call is the repetition of this one."""
@@ -106,7 +106,8 @@ class Removing(Struct, eq=False):
         self.removed[:] = NOT_YET
 
 
-class Evicting(Struct, eq=False):
+@dataclass(eq=False, slots=True)
+class Evicting:
     """An eviction, or a tick. What it has done is never half done; only its result would be lost.
 
     Attributes:
@@ -122,7 +123,8 @@ class Evicting(Struct, eq=False):
         return isinstance(other, Evicting) and (self.tick is None) == (other.tick is None)
 
 
-class Call(Struct, eq=False):
+@dataclass(eq=False, slots=True)
+class Call:
     """A user's call, from its beginning until it has returned; the local `this_call` of its maker.
 
     A repetition of a call that raised and a call of a signal's handler, made when the one that it has interrupted has

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import json
 import os
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
-from msgspec import Struct, field
-from msgspec.structs import replace
 
 from multiverso.errors import SnapshotError
 from multiverso.files.opening import write_whole
@@ -24,7 +22,8 @@ Array = npt.NDArray[Any]
 Keys = npt.NDArray[np.int64]
 
 
-class Content(Struct, frozen=True):
+@dataclass(frozen=True)
+class Content:
     """What a table holds, or what has changed in it.
 
     Attributes:
@@ -42,7 +41,8 @@ class Content(Struct, frozen=True):
     ticks: int = 0
 
 
-class Copied(Struct, frozen=True):
+@dataclass(frozen=True)
+class Copied:
     """A table as it was at a moment."""
 
     spec: KeyedSpec
