@@ -5,10 +5,11 @@ from __future__ import annotations
 import os
 import re
 import signal
+import subprocess
 from pathlib import Path
 
 import msgspec
-from page_support import Launched, parsed, run, script
+from page_support import MULTIVERSO, Launched, parsed, run, script
 
 from multiverso.page.document import document
 from multiverso.page.feed import Feed
@@ -61,6 +62,38 @@ def test_a_job_is_shown_while_it_runs_and_from_its_file_afterwards(tmp_path: Pat
         }
         os.killpg(page.process.pid, signal.SIGINT)
         assert page.end()[0] == 0
+
+
+def test_a_job_that_runs_already_is_followed_to_its_end(tmp_path: Path) -> None:
+    text = """
+import sys
+import multiverso as mv
+mv.init()
+mv.ArrayTableHandler(10, name="weights").add([1.0] * 10)
+print("up", flush=True)
+sys.stdin.readline()
+mv.shutdown()
+"""
+    command = [*MULTIVERSO, "run", "-n", "1", str(script(tmp_path, text, "running.py"))]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with subprocess.Popen(command, text=True, cwd=tmp_path, **pipes) as job:
+        assert job.stdout is not None
+        assert job.stdout.readline() == "[0] up\n"
+        with Launched("page", "running.py", "--history", "run.jsonl", cwd=tmp_path) as page:
+            messages = page.messages()
+            while (message := next(messages))["now"] is None:
+                pass
+            assert [table["name"] for table in message["now"]["tables"]] == ["weights"]
+            job.communicate("\n", timeout=100)
+            while not message["now"]["over"]:
+                message = next(messages)
+            assert message["now"]["over"] == "its node has ended"
+            assert message["verdict"].startswith("1 worker ran for")
+            assert page.get("/")[0] == 200, "it stays, to be looked at"
+            os.killpg(page.process.pid, signal.SIGINT)
+            assert page.end()[0] == 0
+    assert job.returncode == 0
+    assert '"over":"its node has ended"' in (tmp_path / "run.jsonl").read_text().splitlines()[-1]
 
 
 def test_who_does_not_know_the_token_gets_nothing(tmp_path: Path) -> None:

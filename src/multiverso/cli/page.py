@@ -20,7 +20,7 @@ def show_page(wish: str | None, history: Path | None, export: Path | None, port:
     Raises:
         StartupError: there is no such job, or more than one; the port is taken; a file cannot be read or written.
     """
-    path = Path(wish) if wish is not None and (wish.endswith(".jsonl") or Path(wish).is_file()) else None
+    path = Path(wish) if wish is not None and wish.endswith(".jsonl") else None
     if export is not None:
         return _write(path, export)
     check_installed()

@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
-from multiverso.errors import MultiversoError, StartupError
+from multiverso.errors import MultiversoError, StartupError, WaitTimeoutError
 from multiverso.page.document import document
 from multiverso.runtime import observe
 from multiverso.watching.history import Event, History, Point, point_of
@@ -115,9 +115,11 @@ async def follow_job(feed: Feed, address: str) -> None:
     while True:
         try:
             status = await asyncio.to_thread(observe, address, ANSWER_SECONDS)
-        except MultiversoError as error:
+        except WaitTimeoutError:  # it is busy, or stopped
+            continue
+        except MultiversoError:
             if observer.last is not None:
-                feed.add(ended(observer.last, f"the job's node does not answer any more: {error}"))
+                feed.add(ended(observer.last, "its node has ended"))
             return
         feed.add(observer.see(status))
         await asyncio.sleep(LOOK_SECONDS)
