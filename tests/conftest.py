@@ -75,10 +75,12 @@ LONGEST_FIRST = (
     "test_examples.py",
     "launch/test_run.py",
     "launch/test_cli.py",
+    "page/test_page.py",
     "platoon/test_hosts.py",
     "platoon/test_param_sync.py",
     "simulation/test_simulation.py",
     "security/test_strangers.py",
+    "test_site.py",
     "launch/test_begin_and_end.py",
     "test_package.py",
 )

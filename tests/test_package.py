@@ -60,6 +60,8 @@ def test_the_wheel_has_both_packages_their_types_and_the_licence(tmp_path: Path)
     (wheel,) = tmp_path.glob("*.whl")
     names = zipfile.ZipFile(wheel).namelist()
     assert {"multiverso/__init__.py", "multiverso/py.typed", "platoon/__init__.py", "platoon/py.typed"} <= {*names}
+    page = ("page.html", "page.css", "page.js", "uplot/uPlot.iife.min.js", "uplot/uPlot.min.css", "uplot/LICENSE")
+    assert {f"multiverso/page/{name}" for name in page} <= {*names}
     assert "multiverso_program.py" in names, "both programs begin there"
     assert any(name.endswith("licenses/LICENSE") for name in names)
     assert not [

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import math
 import time
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 SLICE_SECONDS = 0.5  # the longest that anything sleeps without a look at signals, deadlines and the node
 
 
-@dataclass(frozen=True)
-class Deadline:
+class Deadline(Struct, frozen=True):
     """The moment at which a wait ends.
 
     Attributes:

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import os
 import warnings
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from multiverso.lazy_names import lazy_names
 from platoon.util import PlatoonError, PlatoonWarning
 
 if TYPE_CHECKING:
@@ -38,10 +39,8 @@ def _notice_the_other() -> None:
 _notice_the_other()
 
 
-def __getattr__(name: str) -> Any:
+if not TYPE_CHECKING:
     # On demand: the launcher and the start of a child do without NumPy.
-    if name in ("Controller", "Worker"):
-        from platoon import channel
-
-        return getattr(channel, name)
-    raise AttributeError(f"module 'platoon' has no attribute {name!r}")
+    __getattr__, __dir__ = lazy_names(
+        __name__, {"platoon.channel.controller": "Controller", "platoon.channel.worker": "Worker"}
+    )

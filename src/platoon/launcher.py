@@ -6,6 +6,7 @@ argparse, because ``-c="--turns 150"`` and ``-D cpu cpu cpu`` have to work.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import signal
@@ -19,12 +20,11 @@ from pathlib import Path
 from typing import Any
 
 from multiverso.errors import StartupError
-from multiverso.launch import Job, JobResult, WorkerExit, let_signals_end_us, put_back, visible_gpus
+from multiverso.launch import Job, JobResult, Signals, let_signals_end_us
 from multiverso.launch.ssh import DEFAULT_SSH
 from multiverso.launch.standard_files import open_standard_files
 from platoon import configparser
-from platoon.devices import check_devices, device_environment, find_devices
-from platoon.processes import GRACE_SECONDS, Program, program
+from platoon.processes import GRACE_SECONDS, Program
 from platoon.several import DEFAULT_HOSTS_PORT, Plan, Start
 from platoon.util import PlatoonError, counted
 
@@ -94,50 +94,50 @@ def _launch(args: argparse.Namespace) -> int:
         instead = f"; NAME is {base}" if base != name and Path(f"{base}_worker.py").is_file() else ""
         raise PlatoonError(f"there is no {name}_worker.py in {Path.cwd()}{instead}")
     hosts = _hosts(args.hosts)
-    if hosts is not None:
-        return _launch_on_hosts(args, hosts)
-    devices = check_devices(args.devices) if args.devices else find_devices()
-    for device in set(devices):
-        device_environment(device, os.environ)  # an error now, and not when some workers run already
-    logs = _log_directory(name)
-    start = Start(name, str(logs), args.worker_args, args.controller_args)
-    marker = f"PLATOON_LAUNCH={uuid.uuid4().hex}"
+    if hosts is None:
+        plan, grace = Plan.alone(args.devices), 2 * GRACE_SECONDS + 1  # it gives its workers their own
+    else:
+        plan = Plan.of(hosts, args.devices, ssh=args.ssh, port=args.port, encrypted=not args.insecure_fabric)
+        grace = 2 * (2 * GRACE_SECONDS + 1)
+    with contextlib.closing(plan):
+        logs = _log_directory(name)
+        start = Start(name, str(logs), args.worker_args, args.controller_args, multi=hosts is not None)
+        report = ControllerReport(args.json)
+        names = {"hosts": list(plan.roster.names)} if plan.roster else {}
+        launched = f"{name}: {counted(plan.workers_num, 'worker')} on {plan}; logs in {logs}"
+        report.say(launched, "launched", logs=str(logs), **names)
+        return _run(plan, start, report, grace)
 
-    report = ControllerReport(args.json)
-    report.say(
-        f"{name}: {counted(len(devices), 'worker')} on {' '.join(devices)}; logs in {logs}", "launched", logs=str(logs)
-    )
+
+def _run(plan: Plan, start: Start, report: ControllerReport, grace: float) -> int:
+    """Starts the controllers, waits for all of them, and says how it went."""
+    marker = f"PLATOON_LAUNCH={uuid.uuid4().hex}"
     readable, writable = os.pipe()
     os.set_blocking(readable, False)
-    variables = {
-        "PLATOON_STATUS_FD": str(writable),
-        "PLATOON_LAUNCHED": start.launched(devices),
-        **dict([marker.split("=")]),
-    }
-    if set(devices) != {"cpu"}:
-        variables["PLATOON_GPUS"] = ",".join(visible_gpus(os.environ))
     try:
-        controller = program("controller", start.arguments(devices), "cpu", logs, variables, descriptors=(writable,))
+        controllers = plan.controllers(start, Path(start.logs), dict([marker.split("=")]), writable)
         job = Job(
-            [controller.command],
+            [controller.command for controller in controllers],
             marker=marker,
-            grace_seconds=2 * GRACE_SECONDS + 1,  # it gives its workers their own
-            on_start=lambda number, pid: os.close(writable),
+            grace_seconds=grace,
+            on_start=lambda number, pid: os.close(writable) if number == len(controllers) - 1 else None,
             on_look=report.status,
         )
         job.watch(readable, lambda: report.read(readable))
-        result = job.run(forward_signals=threading.current_thread() is threading.main_thread())
+        signals = Signals() if threading.current_thread() is threading.main_thread() else None
+        with signals or contextlib.nullcontext():
+            result = job.run(signals=signals)
         while report.read(readable):
             pass
     finally:
         os.close(readable)
-    if not job.signals_before:
-        return _outcome(controller, result, report, len(devices), result.exits[0])
+    if signals is None:
+        return _outcome(plan, controllers, result, report)
     let_signals_end_us()  # only output is left to write, perhaps to a reader who never reads it
     try:
-        return _outcome(controller, result, report, len(devices), result.exits[0])
+        return _outcome(plan, controllers, result, report)
     finally:
-        put_back(job.signals_before)
+        signals.put_back()
 
 
 def _hosts(hosts: list[str] | None) -> list[str] | None:
@@ -152,44 +152,6 @@ def _hosts(hosts: list[str] | None) -> list[str] | None:
     if hosts[0] not in (socket.gethostname(), "localhost", "127.0.0.1"):
         raise PlatoonError(f"the host {hosts[0]} is not this one ({socket.gethostname()}); start it there")
     return None
-
-
-def _launch_on_hosts(args: argparse.Namespace, hosts: list[str]) -> int:
-    """Starts a controller on each host, and waits for all of them."""
-    name = args.experiment_name
-    plan = Plan.of(hosts, args.devices, ssh=args.ssh, port=args.port, encrypted=not args.insecure_fabric)
-    logs = _log_directory(name)
-    start = Start(name, str(logs), args.worker_args, args.controller_args, multi=True)
-    report = ControllerReport(args.json)
-    report.say(
-        f"{name}: {counted(plan.roster.workers_num, 'worker')} on {', '.join(plan.roster.names)}; logs in {logs}",
-        "launched",
-        logs=str(logs),
-        hosts=list(plan.roster.names),
-    )
-    readable, writable = os.pipe()
-    os.set_blocking(readable, False)
-    try:
-        with plan:
-            marker = f"PLATOON_LAUNCH={uuid.uuid4().hex}"
-            controllers = plan.controllers(start, logs, dict([marker.split("=")]), writable)
-            job = Job(
-                [controller.command for controller in controllers],
-                marker=marker,
-                grace_seconds=2 * (2 * GRACE_SECONDS + 1),
-                on_start=lambda number, pid: os.close(writable) if number == len(controllers) - 1 else None,
-                on_look=report.status,
-            )
-            job.watch(readable, lambda: report.read(readable))
-            result = job.run(forward_signals=threading.current_thread() is threading.main_thread())
-        while report.read(readable):
-            pass
-    finally:
-        os.close(readable)
-    # the first that failed by itself: those that were ended because of it say little
-    end = min(result.exits, key=lambda end: (end.code == 0, end.ended_by_us, end.worker_id))
-    who = f"the controller on {plan.roster.names[end.worker_id]}"
-    return _outcome(controllers[end.worker_id], result, report, plan.roster.workers_num, end, who)
 
 
 def _log_directory(name: str) -> Path:
@@ -264,27 +226,20 @@ class ControllerReport:
             self.say("", kind, **event)
 
 
-def _outcome(
-    controller: Program,
-    result: JobResult,
-    report: ControllerReport,
-    workers: int,
-    end: WorkerExit,
-    who: str = "the controller",
-) -> int:
-    if result.reason == "finished" and end.code == 0:
-        report.say(
-            f"success: {counted(workers, 'worker')}, {counted(report.requests, 'request')}, {result.seconds:.1f} s",
-            "success",
-            seconds=result.seconds,
-        )
+def _outcome(plan: Plan, controllers: Sequence[Program], result: JobResult, report: ControllerReport) -> int:
+    if result.reason == "finished" and result.exit_code == 0:
+        done = f"{counted(plan.workers_num, 'worker')}, {counted(report.requests, 'request')}"
+        report.say(f"success: {done}, {result.seconds:.1f} s", "success", seconds=result.seconds)
         return SUCCESS
     if result.reason == "signal":
         text, code = "interrupted", result.exit_code
     elif report.failure is not None:
         text, code = report.failure, FAILURE
     else:
-        text = controller.failure_text(who, end)
+        # the first that failed by itself: those that were ended because of it say little
+        end = min(result.exits, key=lambda end: (end.code == 0, end.ended_by_us, end.worker_id))
+        who = f"the controller on {plan.roster.names[end.worker_id]}" if plan.roster else "the controller"
+        text = controllers[end.worker_id].failure_text(who, end)
         code = end.code if end.code in (WRONG_ARGUMENTS, SYSTEM_ERROR, OTHER_ERROR) else FAILURE
     if report.as_json:
         report.say("", "failure", reason=text, code=code)

@@ -8,18 +8,17 @@ import shlex
 import socket
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
-from multiverso.errors import StartupError
 from multiverso.hosts.roster import LISTENER_VARIABLE, ROSTER_VARIABLE, Roster
 from multiverso.hosts.transport.addresses import ANY
 from multiverso.hosts.transport.credentials import new_credentials
-from multiverso.launch import WorkerCommand
+from multiverso.launch import WorkerCommand, visible_gpus
 from multiverso.launch.place import FROM_INPUT
 from multiverso.launch.ssh import MOST_HOSTS, addresses_of, checked_names, checked_ssh, over_ssh
 from platoon import configparser
-from platoon.devices import check_devices, device_environment
+from platoon.devices import check_devices, device_environment, find_devices
 from platoon.processes import Program, program
 from platoon.util import PlatoonError
 
@@ -64,48 +63,64 @@ class Start:
         return json.dumps({**launched, "multi": True} if self.multi else launched)
 
 
-@dataclass
+@dataclass(frozen=True)
 class Plan:
-    """The hosts of a job and how they are reached. Used in a ``with``: it holds the port that the others come to.
+    """Which controllers there will be.
 
     Attributes:
-        roster: the hosts.
-        devices: those of each.
-        ssh: what reaches a host; nothing for a rehearsal on this machine.
+        devices: those of each host.
+        roster: the hosts; nothing where there is this one alone.
+        ssh: what reaches a host; nothing where all are this machine.
+        listening: the port that the others come to, in a rehearsal.
     """
 
-    roster: Roster
     devices: list[list[str]]
-    ssh: list[str] | None
-    _listening: socket.socket | None = field(default=None, repr=False)
+    roster: Roster | None = None
+    ssh: list[str] | None = None
+    listening: socket.socket | None = None
+
+    @classmethod
+    def alone(cls, devices: Sequence[str] | None) -> Plan:
+        """Returns the plan for this host.
+
+        Raises:
+            PlatoonError: there is no such device here, or none at all.
+        """
+        return cls([_checked_here(find_devices(list(devices or ())))])
 
     @classmethod
     def of(cls, hosts: Sequence[str], devices: Sequence[str] | None, *, ssh: str, port: int, encrypted: bool) -> Plan:
         """Returns the plan for hosts by name, or for a number of them on this machine.
 
         Raises:
-            PlatoonError: a host is given twice, has no devices, or there is no ssh.
+            PlatoonError: a host has no devices.
+            StartupError: a host is given twice, or there is no ssh.
         """
-        rehearsal = len(hosts) == 1 and hosts[0].isdecimal()
-        if rehearsal and not 2 <= int(hosts[0]) <= MOST_HOSTS:
-            raise PlatoonError(f"-H {hosts[0]}: a rehearsal has 2 to {MOST_HOSTS} hosts")
-        if rehearsal:
+        if len(hosts) == 1 and hosts[0].isdecimal():
+            if not 2 <= int(hosts[0]) <= MOST_HOSTS:
+                raise PlatoonError(f"-H {hosts[0]}: a rehearsal has 2 to {MOST_HOSTS} hosts")
             names = tuple(f"host-{host}" for host in range(int(hosts[0])))
-        else:
-            names, command, addresses = _reached(hosts, ssh)
-        each = [_devices_of(name, devices) for name in names]
-        workers = tuple(map(len, each))
-        if rehearsal:
-            for device in {device for own in each for device in own}:
-                device_environment(device, os.environ)  # an error now, and not when some workers run already
+            each = [_checked_here(_devices_of(name, devices)) for name in names]
             listening = socket.create_server(("127.0.0.1", 0))
             credentials = new_credentials(encrypted=False).to_text()  # nothing leaves this machine
             first = listening.getsockname()[:2]
-            return cls(Roster(0, names, workers, first, credentials, rehearsal=True), each, None, listening)
+            roster = Roster(0, names, tuple(map(len, each)), first, credentials, rehearsal=True)
+            return cls(each, roster, listening=listening)
+        names, command = checked_names("-H", hosts), checked_ssh(ssh)
+        addresses = addresses_of(names, command)
+        each = [_devices_of(name, devices) for name in names]
         credentials = new_credentials(encrypted).to_text()
         first = (addresses[0], port)
-        roster = Roster(0, names, workers, first, credentials, bind=ANY, addresses=addresses)
-        return cls(roster, each, command)
+        roster = Roster(0, names, tuple(map(len, each)), first, credentials, bind=ANY, addresses=addresses)
+        return cls(each, roster, command)
+
+    @property
+    def workers_num(self) -> int:
+        """How many workers there will be, on all hosts."""
+        return sum(map(len, self.devices))
+
+    def __str__(self) -> str:
+        return " ".join(self.devices[0]) if self.roster is None else ", ".join(self.roster.names)
 
     def controllers(self, start: Start, logs: Path, variables: Mapping[str, str], status: int) -> list[Program]:
         """Returns the hosts' controllers, to be started.
@@ -116,44 +131,42 @@ class Plan:
             variables: what their environment has besides.
             status: an open file for the reports of those on this machine.
         """
-        made = []
-        for host, devices in enumerate(self.devices):
-            name = self.roster.names[host]
-            roster = {**variables, ROSTER_VARIABLE: self.roster.on(host).as_text()}
-            if self.ssh is None:
-                descriptors: tuple[int, ...] = (status,)
-                environment = {**roster, "PLATOON_STATUS_FD": str(status), "PLATOON_LAUNCHED": start.launched(devices)}
-                if host == 0 and self._listening is not None:
-                    environment[LISTENER_VARIABLE] = str(self._listening.fileno())
-                    descriptors += (self._listening.fileno(),)
-                arguments = start.arguments(devices)
-                made.append(program(f"controller_{name}", arguments, "cpu", logs, environment, descriptors=descriptors))
-                continue
+        return [self._controller(host, start, logs, variables, status) for host in range(len(self.devices))]
+
+    def _controller(self, host: int, start: Start, logs: Path, variables: Mapping[str, str], status: int) -> Program:
+        devices, name = self.devices[host], "controller"
+        environment = dict(variables)
+        if self.roster is not None:
+            name = f"controller_{self.roster.names[host]}"
+            environment[ROSTER_VARIABLE] = self.roster.on(host).as_text()
+        if self.roster is not None and self.ssh is not None:
             there = [f"{ROSTER_VARIABLE}={FROM_INPUT}", f"PLATOON_LAUNCHED={start.launched(devices)}"]
             there += [f"{each}={os.environ[each]}" for each in _PASSED_ON if each in os.environ]
             python = [sys.executable, "-u", *start.arguments(devices)]
-            out, err = logs / f"controller_{name}.out", logs / f"controller_{name}.err"
-            command = WorkerCommand(
-                over_ssh(self.ssh, name, python, there, self.roster.grace), {**os.environ, **roster}, files=(out, err)
-            )
-            made.append(Program(name, command, out, err))
-        return made
+            over = over_ssh(self.ssh, self.roster.names[host], python, there, self.roster.grace)
+            out, err = logs / f"{name}.out", logs / f"{name}.err"
+            command = WorkerCommand(over, {**os.environ, **environment}, files=(out, err))
+            return Program(self.roster.names[host], command, out, err)
+        environment |= {"PLATOON_STATUS_FD": str(status), "PLATOON_LAUNCHED": start.launched(devices)}
+        if self.roster is None and set(devices) != {"cpu"}:
+            environment["PLATOON_GPUS"] = ",".join(visible_gpus(os.environ))
+        descriptors = [status]
+        if host == 0 and self.listening is not None:
+            environment[LISTENER_VARIABLE] = str(self.listening.fileno())
+            descriptors.append(self.listening.fileno())
+        return program(name, start.arguments(devices), "cpu", logs, environment, descriptors=tuple(descriptors))
 
-    def __enter__(self) -> Plan:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        if self._listening is not None:
-            self._listening.close()
+    def close(self) -> None:
+        """Closes the port."""
+        if self.listening is not None:
+            self.listening.close()
 
 
-def _reached(hosts: Sequence[str], ssh: str) -> tuple[tuple[str, ...], list[str], tuple[str, ...]]:
-    """Returns the hosts' names, what reaches one, and where they reach each other."""
-    try:
-        names, command = checked_names("-H", hosts), checked_ssh(ssh)
-        return names, command, addresses_of(names, command)
-    except StartupError as error:
-        raise PlatoonError(str(error)) from error
+def _checked_here(devices: list[str]) -> list[str]:
+    """Returns devices of this machine: an error now, and not when some workers run already."""
+    for device in set(devices):
+        device_environment(device, os.environ)
+    return devices
 
 
 def _devices_of(host: str, given: Sequence[str] | None) -> list[str]:

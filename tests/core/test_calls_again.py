@@ -14,7 +14,7 @@ from core_support import together
 
 import multiverso as mv
 from multiverso.errors import InterruptedRoundError, WaitTimeoutError
-from multiverso.runtime import Node, Session
+from multiverso.runtime import Session
 from multiverso.spec.table import Partition, TableSpec
 from multiverso.testing import faults
 
@@ -23,10 +23,10 @@ SIZE = 3 * STRIPE
 
 
 @contextmanager
-def last_stripe_held(table: Any) -> Iterator[None]:
+def last_stripe_held(table: Any, session: Session) -> Iterator[None]:
     """Somebody has the last stripe, as a process would that is stopped; nobody waits long for it."""
     faults.hold_stripe(table, 2)
-    session, patience = table._session, table._session.timeout_seconds
+    patience = session.timeout_seconds
     session.timeout_seconds = 0.01
     try:
         yield
@@ -47,17 +47,17 @@ def rows(table: Any, value: float) -> None:
 
 
 @pytest.fixture
-def stuck() -> Iterator[Any]:
+def stuck(alone: Session) -> Iterator[Any]:
     """A table of three stripes."""
-    with Node(1) as node, Session(node.address, timeout_seconds=30) as session:
-        table = mv.MatrixTableHandler(ROWS, COLUMNS, session=session)
-        # pytest keeps what it has given to a test; this lets the memory go all the same
-        yield weakref.proxy(table)
+    table = mv.MatrixTableHandler(ROWS, COLUMNS, session=alone)
+    # pytest keeps what it has given to a test; this lets the memory go all the same
+    yield weakref.proxy(table)
+    table.close()
 
 
 @pytest.mark.parametrize("add", [whole, rows])
-def test_an_add_that_timed_out_goes_on_where_it_stopped(stuck: Any, add: Callable[..., None]) -> None:
-    with last_stripe_held(stuck):
+def test_an_add_that_timed_out_goes_on_where_it_stopped(alone: Session, stuck: Any, add: Callable[..., None]) -> None:
+    with last_stripe_held(stuck, alone):
         for _ in range(2):
             with pytest.raises(WaitTimeoutError):
                 add(stuck, 1)
@@ -71,22 +71,23 @@ def test_an_add_that_timed_out_goes_on_where_it_stopped(stuck: Any, add: Callabl
 
 @pytest.mark.parametrize("add", [whole, rows])
 @pytest.mark.parametrize("then", ["add", "get", "flush", "barrier", "exchange", "snapshot"])
-def test_another_call_first_does_what_is_left(stuck: Any, add: Callable[..., None], then: str) -> None:
-    with last_stripe_held(stuck), pytest.raises(WaitTimeoutError):
+def test_another_call_first_does_what_is_left(alone: Session, stuck: Any, add: Callable[..., None], then: str) -> None:
+    with last_stripe_held(stuck, alone), pytest.raises(WaitTimeoutError):
         add(stuck, 1)
     local, last = np.full(SIZE, 5, "f4"), np.zeros(SIZE, "f4")
     calls: dict[str, Callable[[], Any]] = {
         "add": lambda: stuck.add(np.full(SIZE, 5, "f4")),
         "get": stuck.get,
         "flush": stuck.flush,
-        "barrier": stuck._session.barrier,
+        "barrier": alone.barrier,
         "exchange": lambda: stuck.exchange(local, last),
         "snapshot": stuck.snapshot,
     }
     calls[then]()
     expected = 6 if then in ("add", "exchange") else 1
     assert (stuck.view() == expected).all()
-    assert not stuck._operations._left()
+    stuck.flush()
+    assert (stuck.view() == expected).all(), "something was left, once more"
 
 
 def test_an_exchange_that_timed_out_takes_no_step_twice(alone: Session) -> None:
@@ -94,7 +95,7 @@ def test_an_exchange_that_timed_out_takes_no_step_twice(alone: Session) -> None:
     twin = mv.ArrayTableHandler(SIZE, session=alone, updater=mv.updaters.nesterov(1.0, 0.5))
     local, last = np.ones(SIZE, "f4"), np.zeros(SIZE, "f4")
     other, before = local.copy(), last.copy()
-    with last_stripe_held(table), pytest.raises(WaitTimeoutError):
+    with last_stripe_held(table, alone), pytest.raises(WaitTimeoutError):
         table.exchange(local, last, timeout_seconds=0.01)
     table.exchange(local, last)
     twin.exchange(other, before)

@@ -15,6 +15,7 @@ from core_support import MODES, in_threads, outcome, shared_memory_of, together,
 import multiverso as mv
 from multiverso.errors import ClosedError, InterruptedRoundError, TableMismatchError
 from multiverso.runtime import Node, Session
+from multiverso.runtime.session.node_link import NodeLink
 from multiverso.tables import ArrayTableHandler, MatrixTableHandler
 from multiverso.tables.open_tables import handlers
 from multiverso.tables.ruled import Ruled
@@ -202,18 +203,18 @@ def test_a_table_by_order_that_all_have_closed_is_not_made_anew_for_a_latecomer(
 @pytest.mark.parametrize("heard", [False, True])
 def test_an_interrupted_close_is_finished_by_the_next_call(alone: Session, monkeypatch: Any, heard: bool) -> None:
     table = ArrayTableHandler(2, session=alone)
-    ask, calls = alone._link.ask, []
+    ask, calls = NodeLink.ask, []
 
-    def interrupted(message: Any, *arguments: Any) -> Any:
+    def interrupted(link: NodeLink, message: Any, *arguments: Any) -> Any:
         calls.append(message)
         if len(calls) == 1 and not heard:
             raise KeyboardInterrupt
-        answer = ask(message, *arguments)
+        answer = ask(link, message, *arguments)
         if len(calls) == 1:
             raise KeyboardInterrupt
         return answer
 
-    monkeypatch.setattr(alone._link, "ask", interrupted)
+    monkeypatch.setattr(NodeLink, "ask", interrupted)
     with pytest.raises(KeyboardInterrupt):
         table.close()
     with pytest.raises(ClosedError):
@@ -230,7 +231,7 @@ def test_a_table_that_is_kept_keeps_no_other_memory_of_a_job_that_is_over() -> N
     session = Session(node.address, on_close=node.close)
     kept = ArrayTableHandler(3, session=session)
     others, node_was_there = ArrayTableHandler(3, session=session), weakref.ref(node)
-    memory_was_there = weakref.ref(others._shard.segment)
+    memory_was_there = weakref.ref(session.tables()[others.number].segment)
     session.shutdown()
     del node, session, others
     wait_for(lambda: gc.collect() >= 0 and node_was_there() is None)

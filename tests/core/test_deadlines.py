@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import threading
 import time
+from collections import defaultdict
 from typing import Any
 
 import numpy as np
@@ -100,33 +101,31 @@ def test_the_last_slice_ends_with_the_deadline(alone: Session) -> None:
 
 
 def test_a_barrier_and_all_its_flushes_have_one_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
-    moments: dict[int, list[float]] = {0: [], 1: []}
+    moments: dict[int, list[float]] = defaultdict(list)  # of each worker's thread
     flush, begin = Queue.flush, Patience.__init__
 
     def flush_noted(queue: Queue, deadline: Deadline) -> None:
-        moments[noted[id(queue)]].append(deadline.at)
+        moments[threading.get_ident()].append(deadline.at)
         flush(queue, deadline)
 
     def begin_noted(patience: Patience, session: Session, deadline: Deadline, what: str, link: Any = None) -> None:
         if what.startswith("barrier"):
-            moments[session.worker_id].append(deadline.at)
+            moments[threading.get_ident()].append(deadline.at)
         begin(patience, session, deadline, what, link)
 
-    noted: dict[int, int] = {}
     monkeypatch.setattr(Queue, "flush", flush_noted)
     monkeypatch.setattr(Patience, "__init__", begin_noted)
 
     def work(session: Session) -> Any:
         tables = [mv.ArrayTableHandler(2, session=session) for _ in range(3)]
-        noted.update({id(table._queue): session.worker_id for table in tables})
         for table in tables:
             table.add_async([1, 1])
         if session.worker_id == 1:
             session.flush()
             assert over.wait(30)
-            return moments[1][:]
+            return moments[threading.get_ident()][:]
         error = outcome(lambda: session.barrier(timeout_seconds=1.5))
-        seen = moments[0][:]
+        seen = moments[threading.get_ident()][:]
         over.set()
         assert isinstance(error, WaitTimeoutError)
         return seen

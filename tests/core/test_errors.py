@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from core_support import outcome, together, wait_for
+from core_support import let_die, outcome, together, wait_for
 
 import multiverso as mv
 from multiverso import errors
@@ -28,11 +28,8 @@ def _closed() -> None:
 def _lost() -> Any:
     def work(session: Session) -> Any:
         if session.worker_id == 1:
-            session._liveness.release()  # as its process's end does; `with` would leave in order after that
+            let_die(session)
             wait_for(lambda: session.control.liveness(1) == at.LOST)
-            session._holdings.leave()
-            session._link.close()
-            session.closed = "dead"
             return None
         return outcome(session.barrier)
 

@@ -95,7 +95,7 @@ def test_what_can_do_one_thing_at_a_time_refuses_its_own_thread(mode: str) -> No
                 with pytest.raises(LockStateError, match="signal's handler"):
                     add()
                 if keyed is not None:
-                    keyed._calls._mine.call = this_call = Call(Removing(np.array([1])))
+                    keyed._calls._mine.call = this_call = Call(Removing.of(np.array([1])))
                     for refused in (keyed.tick, keyed.evict):
                         with pytest.raises(LockStateError):
                             refused()

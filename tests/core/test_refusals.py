@@ -17,6 +17,7 @@ from multiverso.runtime import Node, Session
 
 @dataclass
 class Tables:
+    session: Session
     array: mv.ArrayTableHandler
     matrix: mv.MatrixTableHandler
     whole: mv.ArrayTableHandler  # of integers
@@ -26,6 +27,7 @@ class Tables:
 def tables(request: pytest.FixtureRequest) -> Iterator[Tables]:
     with Node(1) as node, Session(node.address, timeout_seconds=30, **MODES[request.param]) as session:
         yield Tables(
+            session,
             mv.ArrayTableHandler(6, [1, 2, 3, 4, 5, 6], session=session),
             mv.MatrixTableHandler(3, 2, np.arange(6), session=session),
             mv.ArrayTableHandler(6, 7, dtype="int32", session=session),
@@ -202,7 +204,7 @@ def test_a_table_that_cannot_be_is_refused_and_the_order_does_not_advance(
 def test_an_updater_whose_factors_an_integer_table_cannot_hold_is_refused(tables: Tables) -> None:
     """They would be zero, and every add would be lost."""
     with pytest.raises(DtypeMismatchError, match=r"nesterov computes with \(0.7, 0.9\), which int64 cannot hold"):
-        mv.ArrayTableHandler(4, dtype="int64", updater="nesterov", session=tables.array._session)
+        mv.ArrayTableHandler(4, dtype="int64", updater="nesterov", session=tables.session)
 
 
 @pytest.mark.parametrize(
@@ -320,7 +322,7 @@ def test_statistics_tell_an_unnamed_table_from_one_named_like_its_number(alone: 
 
 def test_a_table_that_is_too_large_or_named_too_long_is_refused_in_words(tables: Tables) -> None:
     """The node said that it could not read the request, and showed it."""
-    session = tables.array._session
+    session = tables.session
     with pytest.raises(ShapeMismatchError, match="at most 281,474,976,710,656 elements; got 1 x 4611686018427387904"):
         mv.ArrayTableHandler(2**62, session=session)
     for make in (mv.ArrayTableHandler, mv.KeyedTable):

@@ -70,17 +70,6 @@ def test_states_are_saved_under_their_names_and_begin_as_they_say(alone: Session
         other.load(tmp_path / "t")
 
 
-def test_a_table_that_was_saved_before_states_had_names_is_loaded(alone: Session, tmp_path: Path) -> None:
-    table = mv.ArrayTableHandler(3, updater=mv.updaters.nesterov(), session=alone)
-    header = {**table.spec.as_message(), "states": 1}
-    arrays = {"values": np.arange(3, dtype="f4"), "state.0": np.ones(3, "f4")}
-    metadata = {"format": "multiverso table 1", "table": json.dumps(header), "version": "1"}
-    save_file(arrays, tmp_path / "old", metadata=metadata)
-    table.load(tmp_path / "old")
-    table.save(tmp_path / "new")
-    assert load_file(tmp_path / "new")["state.momentum"].tolist() == [1, 1, 1]
-
-
 @pytest.mark.parametrize("names", [("a", "a"), ("", "b"), (None,)])
 def test_states_have_a_name_each(names: tuple[Any, ...]) -> None:
     with pytest.raises(ValueError, match="a name each"):

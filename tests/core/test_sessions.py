@@ -301,7 +301,7 @@ def test_an_unreadable_message_does_not_end_the_job(alone: Session) -> None:
     from multiverso.runtime.session.node_link import NodeLink
     from multiverso.wire import messages
 
-    address = alone._link.connection.getpeername()[1:].decode()
+    address = alone.address
     import time
 
     for request in (

@@ -10,13 +10,13 @@ import sys
 import termios
 import threading
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from core_support import MODES, SECONDS, Worker, in_threads, outcome, together, wait_for
+from msgspec.structs import replace
 
 import multiverso as mv
 from multiverso.consistency import asynchronous

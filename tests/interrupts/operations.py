@@ -48,7 +48,7 @@ class Twin:
 
 def counts_of(session: Any, table: Any, *what: str) -> list[Any]:
     """What this worker has done with a table."""
-    statistics = table._shard.statistics(session.worker_id)
+    statistics = session.tables()[table.number].statistics(session.worker_id)
     return [statistics[each] for each in what or ("adds", "exchanges", "clock")]
 
 

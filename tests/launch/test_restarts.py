@@ -60,6 +60,12 @@ def result(reason: str, code: int) -> JobResult:
     return JobResult(reason, code, None, None, (), 1.0)  # type: ignore[arg-type]
 
 
+def sent(signals: Signals, number: int) -> None:
+    with signals:
+        signal.raise_signal(number)
+    signals.put_back()
+
+
 @pytest.mark.parametrize(
     ("reason", "code", "again"),
     [
@@ -74,7 +80,7 @@ def test_what_is_started_again(reason: str, code: int, again: bool) -> None:
     starts = Starts(2, None, Signals())
     assert [starts.again(result(reason, code), code) for _ in range(3)] == [again, again, False]
     asked = Starts(2, None, Signals())
-    asked.signals._receive(signal.SIGTERM)  # between two starts
+    sent(asked.signals, signal.SIGTERM)  # between two starts
     assert not asked.again(result(reason, code), code)
     asked._pause = 1e9
     asked.pause()  # a signal ends it
@@ -84,10 +90,10 @@ def test_what_is_started_again(reason: str, code: int, again: bool) -> None:
 
 def test_a_signal_between_two_starts_reaches_the_next_one() -> None:
     signals, received = Signals(), []
-    signals._receive(signal.SIGUSR1)
+    sent(signals, signal.SIGUSR1)
     signals.pass_to(received.append)
     signals.pass_to(None)
     assert received == []
-    signals._receive(signal.SIGINT)
+    sent(signals, signal.SIGINT)
     signals.pass_to(received.append)
     assert received == [signal.SIGINT]

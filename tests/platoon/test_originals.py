@@ -197,6 +197,7 @@ from platoon import util
 assert util.op_to_mpi("+") == util.op_to_mpi("SUM") == MPI.SUM
 assert util.op_to_mpi("mul") == MPI.PROD
 assert util.dtype_to_mpi("float32") == MPI.FLOAT
+assert util.dtype_to_mpi("int8") == MPI.INT8_T
 assert util.dtype_to_mpi(np.dtype("int64")) in (MPI.INT64_T, MPI.LONG)
 with pytest.raises(ValueError, match="average"):
     util.op_to_mpi("average")

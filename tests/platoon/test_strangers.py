@@ -64,7 +64,7 @@ def dealer() -> Iterator[Any]:
 
 
 def batches(controller: Echo) -> Any:
-    return controller._data()
+    return controller.asocket
 
 
 def refused(controller: Echo) -> int:

@@ -10,12 +10,12 @@ import contextlib
 from multiverso.checkpoints.board import FAILED, NOTHING, Board
 from multiverso.checkpoints.generations import numbers_in, refuse_strangers, remove_others
 from multiverso.checkpoints.manifests import read_generations
-from multiverso.checkpoints.roles import say
 from multiverso.checkpoints.stores import Store, make_usable
 from multiverso.errors import SnapshotError
 from multiverso.runtime import Session
 from multiverso.runtime.collective.agreement import Together, count_as_done
 from multiverso.runtime.discovery.restarts import may_resume
+from multiverso.saying import say
 
 _STEPS = 3  # that all workers do together
 _LOCK_SECONDS = 5.0  # one that was killed just now holds its lock until it has ended

@@ -19,9 +19,9 @@ import re
 from collections.abc import Iterable
 
 from multiverso.checkpoints.manifests import Generation, Receipts, damage, read_generations, write_generations
-from multiverso.checkpoints.roles import say
 from multiverso.checkpoints.stores import Store, sha256_of
 from multiverso.errors import SnapshotError
+from multiverso.saying import say
 
 _GENERATION = re.compile(r"generation-(\d+)")
 _OURS = re.compile(r"(worker|common|table|manager|name|order|keyed)-.+|\..+")  # what lies in one

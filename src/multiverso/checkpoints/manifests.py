@@ -10,11 +10,10 @@ import msgspec
 from multiverso.checkpoints.stores import Store, sha256_of
 from multiverso.errors import SnapshotError
 from multiverso.files.opening import open_plain
-from multiverso.files.parsing import Count, FileName, FileNameOrNone, Number, Sha256, format_of, parse, read_record
+from multiverso.files.parsing import Count, FileName, FileNameOrNone, Number, Sha256, parse, read_record
 
 MANIFEST = "manifest.json"
 _FORMAT = "multiverso checkpoint 2"
-_FORMAT_BEFORE = "multiverso checkpoint 1"  # one generation, no hashes
 
 
 class Generation(msgspec.Struct, frozen=True):
@@ -50,9 +49,14 @@ def read_generations(store: Store, missing_ok: bool = False) -> list[Generation]
         SnapshotError: there is no manifest (unless ``missing_ok``), or what is there is none.
     """
     errors: list[SnapshotError] = []
-    for text in _texts(store):
+    try:
+        texts = list(store.versions(MANIFEST))
+    except OSError as error:
+        raise SnapshotError(f"{store}/{MANIFEST} cannot be read: {error}") from error
+    for text in texts:
         try:
-            return _parsed(store, text)
+            what = "the manifest of a saved state"
+            return parse(text, _Manifest, f"{store}/{MANIFEST}", what, _FORMAT).generations
         except SnapshotError as error:
             errors.append(error)
     if errors:
@@ -68,30 +72,10 @@ def write_generations(store: Store, generations: list[Generation]) -> None:
     store.replace(MANIFEST, msgspec.json.format(msgspec.json.encode(manifest), indent=1))
 
 
-def _texts(store: Store) -> list[bytes]:
-    try:
-        return list(store.versions(MANIFEST))
-    except OSError as error:
-        raise SnapshotError(f"{store}/{MANIFEST} cannot be read: {error}") from error
-
-
 class _Manifest(msgspec.Struct):
     format: str
     number: Number
     generations: Annotated[list[Generation], msgspec.Meta(min_length=1)]
-
-
-def _parsed(store: Store, content: bytes) -> list[Generation]:
-    path, what = f"{store}/{MANIFEST}", "the manifest of a saved state"
-    found = format_of(content, path, what)
-    if found == _FORMAT:
-        return parse(content, _Manifest, path, what).generations
-    if found == _FORMAT_BEFORE:
-        return [parse(content, Generation, path, what)]
-    raise SnapshotError(
-        f"{path} is not {what}: its format is {found!r:.80}; expected {_FORMAT!r}, as manager.save() and "
-        "multiverso.checkpoint() write"
-    )
 
 
 def damage(store: Store, generation: Generation) -> str:

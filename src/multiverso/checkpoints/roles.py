@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 from dataclasses import dataclass
 
 from multiverso.checkpoints.manifests import Generation
 from multiverso.checkpoints.stores import Store
 from multiverso.runtime import Session
+from multiverso.saying import say
 
 
 @dataclass(frozen=True)
@@ -50,12 +50,6 @@ def tell(store: Store, generation: Generation, session: Session, live: list[int]
     elif leads and (left := _shared_out(generation.workers, live)[1]):
         gone = ", ".join(map(str, left))
         say(f"{by}, and {count(live)} resumed: what was worker {gone}'s own is left out")
-
-
-def say(line: str) -> None:
-    """Prints a line to standard error."""
-    sys.stderr.write(f"multiverso: {line}\n")  # in one piece, also where several threads say something
-    sys.stderr.flush()
 
 
 def count(workers: list[int]) -> str:

@@ -17,7 +17,7 @@ from pathlib import Path, PurePath
 from typing import Any, Protocol
 
 from multiverso.errors import SnapshotError
-from multiverso.files.opening import Buffer, locked, open_plain, read_own, read_plain, write_whole
+from multiverso.files.opening import Buffer, locked, open_plain, read_own, read_plain, sync_directory, write_whole
 
 PathLike = str | os.PathLike[str]
 _URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*::)*[A-Za-z][A-Za-z0-9+.-]*://")
@@ -180,12 +180,7 @@ class Directory:
             yield
 
     def sync(self, folder: str) -> None:
-        with contextlib.suppress(OSError):  # not every file system can
-            descriptor = os.open(self._place / folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-            try:
-                os.fsync(descriptor)
-            finally:
-                os.close(descriptor)
+        sync_directory(self._place / folder)
 
     def path(self, folder: str) -> Path | None:
         return self._place / folder

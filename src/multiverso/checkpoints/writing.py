@@ -13,11 +13,11 @@ from multiverso.checkpoints.board import ABANDONED, CLOSED, DONE, FAILED, FAILED
 from multiverso.checkpoints.generations import check_tables, commit_generation, discard, remove_others
 from multiverso.checkpoints.manifests import Generation, Receipts, inherit, read_generations
 from multiverso.checkpoints.parts import Packed, Table, write_part, write_tables
-from multiverso.checkpoints.roles import say
 from multiverso.checkpoints.stores import Store
 from multiverso.errors import SnapshotError
 from multiverso.layout import words as at
 from multiverso.runtime import Session
+from multiverso.saying import say
 
 LOOK_SECONDS = 0.02
 _END_SECONDS = 30.0  # for what is being written when a job is interrupted

@@ -58,10 +58,8 @@ print("awake", words.load32(segment.address), flush=True)
 
 def shared_memory() -> str:
     """Seals a segment, hands it over a socket, and sees a change made through the other mapping."""
-    descriptor = create("doctor", 1 << 20)
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    try:
-        first = Segment(descriptor)
+    with ours, theirs, _memory(1 << 20) as (descriptor, first):
         messages.send(ours, {"do": "try"}, (descriptor,))
         received = messages.receive(theirs)
         assert received is not None
@@ -77,10 +75,6 @@ def shared_memory() -> str:
         except PermissionError:
             return "memfd, reserved, sealed and passed over a socket"
         raise RuntimeError("a sealed segment could be cut short")
-    finally:
-        os.close(descriptor)
-        ours.close()
-        theirs.close()
 
 
 def abstract_sockets() -> str:
@@ -97,11 +91,19 @@ def abstract_sockets() -> str:
     return "one was made, and its peer is known"
 
 
+@contextmanager
+def _memory(size: int = 1 << 12) -> Iterator[tuple[int, Segment]]:
+    """Gives memory of its own: the descriptor, and where it is mapped here."""
+    descriptor = create("doctor", size)
+    try:
+        yield descriptor, Segment(descriptor)
+    finally:
+        os.close(descriptor)
+
+
 def robust_lock() -> str:
     """Kills the process that holds a lock, and gets the lock from the dead."""
-    descriptor = create("doctor", 1 << 12)
-    try:
-        segment = Segment(descriptor)
+    with _memory() as (descriptor, segment):
         mutex.initialise(segment.address)
         with _child(_HOLDER, descriptor) as holder:
             _expect("0", _line(holder), "the child took the lock")
@@ -117,17 +119,13 @@ def robust_lock() -> str:
         mutex.unlock(segment.address)
         _expect(0, mutex.lock(segment.address, 1.0), "it works again")
         mutex.unlock(segment.address)
-    finally:
-        os.close(descriptor)
     return f"a killed holder's lock came back after {took * 1e3:.1f} ms"
 
 
 def lock_deadline() -> str:
     """Waits for a lock that nobody releases, for a short time."""
-    descriptor = create("doctor", 1 << 12)
     held, done = threading.Event(), threading.Event()
-    try:
-        segment = Segment(descriptor)
+    with _memory() as (_, segment):
         mutex.initialise(segment.address)
 
         def hold() -> None:
@@ -144,22 +142,15 @@ def lock_deadline() -> str:
         finally:
             done.set()
             thread.join()
-    finally:
-        os.close(descriptor)
     return "a wait for a lock ends at its deadline"
 
 
 def futex() -> str:
     """Sleeps on a word of shared memory in another process, and wakes it with FUTEX_WAKE_OP."""
-    descriptor = create("doctor", 1 << 12)
-    try:
-        segment = Segment(descriptor)
-        with _child(_SLEEPER, descriptor) as sleeper:
-            _expect("sleeping", _line(sleeper), "the child is about to sleep")
-            words.bump_and_wake(segment.address)
-            _expect("awake 1", _line(sleeper), "the child wakes and sees the change")
-    finally:
-        os.close(descriptor)
+    with _memory() as (descriptor, segment), _child(_SLEEPER, descriptor) as sleeper:
+        _expect("sleeping", _line(sleeper), "the child is about to sleep")
+        words.bump_and_wake(segment.address)
+        _expect("awake 1", _line(sleeper), "the child wakes and sees the change")
     return "a process that sleeps on a shared word is woken"
 
 

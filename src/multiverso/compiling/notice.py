@@ -8,12 +8,9 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+from multiverso.saying import say
+
 EVERY_SECONDS = 1.5
-
-
-def say(text: str) -> None:
-    """Writes a line to standard error."""
-    print(f"multiverso: {text}", file=sys.stderr, flush=True)
 
 
 @contextmanager

@@ -12,9 +12,9 @@ import warnings
 from collections.abc import Iterator
 from pathlib import Path
 
-from multiverso.compiling.notice import say
 from multiverso.compiling.object_code import Code
 from multiverso.files import opening as files
+from multiverso.saying import say
 
 _LOCK_SECONDS = 300.0
 _QUIET_SECONDS = 10.0

@@ -24,9 +24,10 @@ from typing import Any
 
 from multiverso.compiling import object_cache, prebuilt
 from multiverso.compiling.compiler_process import CompilerProcess, serve
-from multiverso.compiling.notice import say, telling
+from multiverso.compiling.notice import telling
 from multiverso.compiling.object_code import Code, group_of
 from multiverso.compiling.sources import are_unchanged, digest_of, sources_of, stamps_of
+from multiverso.saying import say
 from multiverso.turns import uninterrupted
 
 _HERE = Path(__file__).parent

@@ -95,7 +95,7 @@ def write_whole(path: PathLike, content: Buffer | Iterable[Buffer], *, mode: int
                 os.replace(file.name, target)
             else:
                 os.link(file.name, target, follow_symlinks=False)
-        _sync_directory(target.parent)
+        sync_directory(target.parent)
     except OSError as error:
         error.filename = os.fspath(path)  # instead of the temporary file's name
         del error.filename2  # None would be told as "-> None"
@@ -324,7 +324,7 @@ def _read(file: BinaryIO, most_bytes: int) -> bytes:
 class _Directory:
     """An open directory, closed when nothing refers to it any more, as a file is: also after an interrupt."""
 
-    def __init__(self, place: Path) -> None:
+    def __init__(self, place: PathLike) -> None:
         self.descriptor = os.open(place, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
 
     def fileno(self) -> int:
@@ -335,6 +335,7 @@ class _Directory:
             os.close(self.descriptor)
 
 
-def _sync_directory(place: Path) -> None:
-    with contextlib.suppress(OSError):  # not every file system can
+def sync_directory(place: PathLike) -> None:
+    """Waits until a directory's entries are on the disk, where its file system can tell."""
+    with contextlib.suppress(OSError):
         os.fsync(_Directory(place))

@@ -29,7 +29,11 @@ Count = Annotated[int, Meta(ge=0, lt=1 << 62)]
 Number = Annotated[int, Meta(ge=1, lt=1 << 31)]
 
 
-def parse(content: bytes | str, schema: type[T], path: object, what: str) -> T:
+class _Format(msgspec.Struct):
+    format: Any = ""
+
+
+def parse(content: bytes | str, schema: type[T], path: object, what: str, format: str | None = None) -> T:
     """Returns a JSON record as its schema has it.
 
     Args:
@@ -37,35 +41,26 @@ def parse(content: bytes | str, schema: type[T], path: object, what: str) -> T:
         schema: a `msgspec.Struct`.
         path: where it is from, for errors.
         what: what it should be, in words.
+        format: what it has to say of its format.
 
     Raises:
         SnapshotError: it is something else.
     """
     try:
+        if format is not None:
+            found = msgspec.json.decode(content, type=_Format).format
+            if found != format:
+                raise SnapshotError(f"{path} is not {what}: its format is {found!r:.80}; expected {format!r}")
         return msgspec.json.decode(content, type=schema)
     except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
         raise SnapshotError(f"{path} cannot be read as {what}: {error}") from error
-
-
-class _Format(msgspec.Struct):
-    format: Any = ""
-
-
-def format_of(content: bytes, path: object, what: str) -> Any:
-    """Returns what a JSON record says of its format; "" where it says nothing.
-
-    Raises:
-        SnapshotError: it is no JSON object.
-    """
-    return parse(content, _Format, path, what).format
 
 
 def read_record(path: files.PathLike, schema: type[T], what: str, format: str | None = None) -> T:
     """Returns the JSON record in a file; see `parse`.
 
     Args:
-        path, schema, what: as for `parse`.
-        format: what it has to say of its format.
+        path, schema, what, format: as for `parse`.
 
     Raises:
         SnapshotError: there is none, or something else.
@@ -74,9 +69,7 @@ def read_record(path: files.PathLike, schema: type[T], what: str, format: str | 
         content = files.read_plain(path, _LONGEST_RECORD)
     except (OSError, ValueError) as error:
         raise SnapshotError(f"{path} cannot be read as {what}: {error}") from error
-    if format is not None and format_of(content, path, what) != format:
-        raise SnapshotError(f"{path} is not {what}: its format is not {format!r}")
-    return parse(content, schema, path, what)
+    return parse(content, schema, path, what, format)
 
 
 @contextlib.contextmanager

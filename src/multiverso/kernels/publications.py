@@ -114,5 +114,5 @@ def copy_summed(to: Address, source: Address, count: Int, first: Int) -> Int:
 
 @kernel
 def summed(source: Address, count: Int, first: Int) -> Int:
-    """Returns what :func:`copy_summed` does, of words that are there already."""
+    """Returns what `copy_summed` does, of words that are there already."""
     return _sum(array_at(source, count, words(1)), first)

@@ -12,9 +12,9 @@ if TYPE_CHECKING:
     from multiverso.launch.processes import WorkerCommand
     from multiverso.launch.resources import visible_gpus
     from multiverso.launch.results import JobResult, WorkerExit
-    from multiverso.launch.signals import let_signals_end_us, put_back
+    from multiverso.launch.signals import Signals, let_signals_end_us
 
-__all__ = ["Job", "JobResult", "WorkerCommand", "WorkerExit", "let_signals_end_us", "put_back", "run", "visible_gpus"]
+__all__ = ["Job", "JobResult", "Signals", "WorkerCommand", "WorkerExit", "let_signals_end_us", "run", "visible_gpus"]
 
 if not TYPE_CHECKING:
     # The command line wants one part or another, and most of its commands none.
@@ -26,6 +26,6 @@ if not TYPE_CHECKING:
             "multiverso.launch.processes": "WorkerCommand",
             "multiverso.launch.resources": "visible_gpus",
             "multiverso.launch.results": "JobResult WorkerExit",
-            "multiverso.launch.signals": "let_signals_end_us put_back",
+            "multiverso.launch.signals": "Signals let_signals_end_us",
         },
     )

@@ -8,7 +8,11 @@ from typing import Any
 
 from multiverso.launch.watched import Page, Watch
 
-_FRAME = '<iframe title="The page of the job" {} style="width: 100%; height: 40rem; border: 1px solid #8888"></iframe>'
+# in a <div>, as IPython warns of a bare frame
+_FRAME = (
+    '<div><iframe title="The page of the job" {} style="width: 100%; height: 40rem; border: 1px solid #8888"></iframe>'
+    "</div>"
+)
 
 
 class Cell:

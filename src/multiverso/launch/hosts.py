@@ -22,7 +22,7 @@ from multiverso.hosts.control.connections import say_absent
 from multiverso.hosts.roster import LISTENER_VARIABLE, ROSTER_VARIABLE, Roster, spread
 from multiverso.hosts.transport.addresses import ANY
 from multiverso.hosts.transport.credentials import new_credentials
-from multiverso.hosts.values.options import VARIABLES, ExchangeOptions
+from multiverso.hosts.values.options import VARIABLES, in_environment
 from multiverso.launch._ssh import FAILED as SSH_FAILED
 from multiverso.launch.job import Job
 from multiverso.launch.options import RunOptions, check
@@ -68,7 +68,7 @@ def launch_on_hosts(options: RunOptions) -> int:
     if options.json or options.summary:
         option = "--json" if options.json else "--summary"
         raise StartupError(f"{option} works on one host only yet: leave it out, or leave --hosts out.")
-    ExchangeOptions.of(**options.exchange)
+    in_environment(**options.exchange)  # refused now, where it means nothing
     with Signals() as signals:
         starts = Starts(options.max_restarts, options.timeout_seconds, signals)
         while True:
@@ -110,7 +110,7 @@ def _start(options: RunOptions, starts: Starts) -> Ended:
     by_ssh = not options.hosts.isdecimal()
     job_id = uuid.uuid4().hex
     with ExitStack() as stack:
-        environ = starts.environ(_environ(options), options.resume)
+        environ = starts.environ({**os.environ, **in_environment(**options.exchange)}, options.resume)
         if not by_ssh:
             roster, commands = plan_rehearsal(options, job_id, environ, stack)
         else:
@@ -251,11 +251,6 @@ def plan_by_ssh(options: RunOptions, job_id: str, environ: Mapping[str, str]) ->
         )
         for host, name in enumerate(names)
     ]
-
-
-def _environ(options: RunOptions) -> dict[str, str]:
-    """What the workers find in their environment beside what they have from here."""
-    return {**os.environ, **{VARIABLES[name]: text for name, text in options.exchange.items()}}
 
 
 def _arguments(options: RunOptions) -> list[str]:

@@ -3,7 +3,6 @@
 import os
 import selectors
 import signal
-import socket
 import subprocess
 import time
 from collections import deque
@@ -25,7 +24,8 @@ from multiverso.launch.processes import (
 )
 from multiverso.launch.restarting import Pauses
 from multiverso.launch.results import JobResult, Reason, WorkerExit, result_of
-from multiverso.launch.signals import Handler, Signals, ignore_signals, pass_signals_to
+from multiverso.launch.signals import Signals
+from multiverso.wake import Wake
 
 OnFailure = Literal["stop", "continue"]
 
@@ -93,7 +93,6 @@ class Job:
         self._on_look = on_look
         self._began = 0.0
         self._held = ExitStack()
-        self.signals_before: dict[int, Handler] = {}
         self._processes: dict[int, subprocess.Popen[bytes]] = {}
         self._started_at: dict[int, float] = {}
         self._due: dict[int, float] = {}  # when workers that have failed are started again
@@ -109,25 +108,19 @@ class Job:
         self._cut_short = False
         self._escalation: deque[tuple[float, int]] = deque()
         self._received: deque[int] = deque()
-        self._wake_reader, self._wake_writer = socket.socketpair()
-        self._wake_writer.setblocking(False)
+        self._wake = Wake()
         self._selector = selectors.DefaultSelector()
-        self._selector.register(self._wake_reader, selectors.EVENT_READ, None)
+        self._selector.register(self._wake, selectors.EVENT_READ, None)
         if output is not None:
             output.on_broken = self.wake
 
-    def run(
-        self, timeout_seconds: float | None = None, *, forward_signals: bool = False, signals: Signals | None = None
-    ) -> JobResult:
+    def run(self, timeout_seconds: float | None = None, *, signals: Signals | None = None) -> JobResult:
         """Starts the workers and waits for the last one's end; leaves no process behind, whatever happens.
 
         Args:
             timeout_seconds: after this time the job is ended; None for no limit.
-            forward_signals: pass SIGINT, SIGTERM, SIGHUP and SIGUSR1 on to the workers, and ignore them from the
-                job's end on; in the main thread of a process that is there for this job only.
-            signals: pass on what comes there, instead; this job may not be the last one.
+            signals: passes on what comes there to the workers; this job may not be the last one.
         """
-        before = pass_signals_to(self._receive) if forward_signals else {}
         if signals is not None:
             signals.pass_to(self._receive)
         in_no_hurry = False
@@ -141,11 +134,8 @@ class Job:
                 if self._output is not None:
                     self._output.close(lambda: in_no_hurry and not self._told_to_end())
             finally:
-                if before:
-                    ignore_signals()
                 if signals is not None:
                     signals.pass_to(None)
-        self.signals_before = before
         return self.result()
 
     def __enter__(self) -> Self:
@@ -190,10 +180,7 @@ class Job:
 
     def wake(self) -> None:
         """From another thread or a signal handler: look at what happened."""
-        try:
-            self._wake_writer.send(b"\0")
-        except OSError:
-            pass
+        self._wake.set()
 
     def _receive(self, number: int) -> None:
         self._received.append(number)
@@ -277,7 +264,7 @@ class Job:
         wait = max(0.0, min(times) - time.monotonic())
         for key, _ in self._selector.select(wait):
             if key.data is None:
-                self._wake_reader.recv(4096)
+                self._wake.clear()
             elif callable(key.data):
                 if not key.data():
                     self._selector.unregister(key.fileobj)
@@ -377,8 +364,7 @@ class Job:
             if isinstance(key.data, int):
                 os.close(key.fd)
         self._selector.close()
-        self._wake_reader.close()
-        self._wake_writer.close()
+        self._wake.close()
 
     def result(self) -> JobResult:
         """Returns how the workers ended."""

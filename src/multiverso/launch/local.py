@@ -59,7 +59,7 @@ def _launch(options: RunOptions, place: Place) -> int:
         page = Page(options.history) if options.page and leads else None
         watch = stack.enter_context(Watch(page)) if page or (report.says_more and not place.name) else None
         if watch:
-            report.begins(f"{workers} worker{'s' * (workers != 1)}", place.name, page.address if page else None)
+            report.begins(f"{workers} worker{'s' * (workers != 1)}", place, page.address if page else None)
         signals = stack.enter_context(Signals())
         starts = Starts(options.max_restarts, options.timeout_seconds, signals)
         while True:

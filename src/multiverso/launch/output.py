@@ -3,7 +3,6 @@
 import contextlib
 import os
 import selectors
-import socket
 import sys
 import threading
 import time
@@ -15,6 +14,7 @@ from typing import IO
 
 from multiverso.launch.lines import Seen, Tracebacks, folded, kept, last_state, seen_now
 from multiverso.launch.sinks import Sink, Stream, unbuffered, write_all
+from multiverso.wake import Wake
 
 _LONGEST_PARTIAL_LINE = 1 << 20
 _HURRY_SECONDS = 1.0
@@ -58,8 +58,7 @@ class Output:
         self._held_since: dict[int, float] = {}
         self._notices: deque[Callable[[], None]] = deque()
         self._selector = selectors.DefaultSelector()
-        self._wake_reader, self._wake_writer = socket.socketpair()
-        self._wake_writer.setblocking(False)
+        self._wake = Wake()
         self._give_up_at: float | None = None
         self._told_of_loss = False
         self._thread = threading.Thread(target=self._read_all, name="multiverso-output", daemon=True)
@@ -93,7 +92,7 @@ class Output:
         """Calls `write` between two lines of output, at once; it is lost if our output has no reader."""
         self._notices.append(write)
         if self._thread.is_alive():
-            self._wake()
+            self._wake.set()
         elif self._give_up_at is not None:  # closed: no other thread writes any more
             self._write_notices()
 
@@ -106,26 +105,19 @@ class Output:
         """
         began = time.monotonic()
         self._give_up_at = began + _LEFT_OPEN_SECONDS if in_no_hurry() else began
-        self._wake()
+        self._wake.set()
         while self._thread.is_alive() and (in_no_hurry() or time.monotonic() < began + _HURRY_SECONDS):
             self._thread.join(0.1)
         if not self._thread.is_alive():
             for key in list(self._selector.get_map().values()):
                 self._drop(key)
             self._selector.close()
-            self._wake_reader.close()
-            self._wake_writer.close()
+            self._wake.close()
             for log in self._logs.values():
                 log.close()
 
-    def _wake(self) -> None:
-        try:
-            self._wake_writer.send(b"\0")
-        except OSError:
-            pass  # it has enough to wake up for
-
     def _read_all(self) -> None:
-        self._selector.register(self._wake_reader, selectors.EVENT_READ, None)
+        self._selector.register(self._wake, selectors.EVENT_READ, None)
         while len(self._selector.get_map()) > 1 or self._give_up_at is None:
             self._write_notices()
             waits = self._show_at or self._held_since
@@ -134,7 +126,7 @@ class Output:
                 break
             for key, _ in events:
                 if key.data is None:
-                    self._wake_reader.recv(4096)
+                    self._wake.clear()
                     continue
                 # Never more than what is there, so this does not block.
                 block = os.read(key.fd, 1 << 16)
@@ -142,7 +134,7 @@ class Output:
                 if not block:
                     self._drop(key)
             self._show_begun(time.monotonic())
-        self._selector.unregister(self._wake_reader)
+        self._selector.unregister(self._wake)
         for worker_id, line in folded(self._seen or {}):
             self._guarded(partial(self._sink, worker_id, "stderr", line + b"\n", b""))
         self._write_notices()

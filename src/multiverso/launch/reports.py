@@ -9,13 +9,26 @@ from typing import Any, BinaryIO
 from multiverso.launch.on_nodes import Watcher
 from multiverso.launch.options import RunOptions
 from multiverso.launch.output import Output
+from multiverso.launch.place import Place
 from multiverso.launch.restarting import Replacements, Starts
 from multiverso.launch.results import JobResult, WorkerExit
 from multiverso.launch.sinks import Sink, json_sink, prefix_sink, unbuffered, wants_colour, write_event
 from multiverso.watching.snapshot import Observer, Snapshot
 
 
-class TextReport(Watcher):
+class _Noticing(Watcher):
+    """A watcher that writes between the lines of the workers' output, once there is what reads it."""
+
+    output: Output | None = None
+
+    def _notice(self, write: Callable[[], None]) -> None:
+        if self.output:
+            self.output.notice(write)
+        else:
+            write()
+
+
+class TextReport(_Noticing):
     """Tells a person what happens: output to where it belongs, our own words to standard error.
 
     Args:
@@ -29,7 +42,6 @@ class TextReport(Watcher):
 
     def __init__(self, options: RunOptions) -> None:
         self.says_more = options.page or options.summary is not None or sys.stderr.isatty()
-        self.output: Output | None = None
         self._going_on = options.on_failure == "continue"
         self._timeout_seconds = options.timeout_seconds
         self.sink = prefix_sink(
@@ -38,22 +50,17 @@ class TextReport(Watcher):
 
     def warn(self, text: str) -> None:
         """Says what the user should know and may want to change."""
+        self._notice(lambda: self.sink.say(f"multiverso: {text}\n"))
 
-        def write() -> None:
-            self.sink.say(f"multiverso: {text}\n")
-
-        if self.output:
-            self.output.notice(write)
-        else:
-            write()
-
-    def begins(self, workers: str, where: str, address: str | None) -> None:
-        """The job is about to begin: so many workers, the host in a job on several, the page's address."""
+    def begins(self, workers: str, place: Place, address: str | None) -> None:
+        """The job is about to begin: so many workers, where, and the page's address."""
+        roster = place.other_hosts.roster if place.other_hosts else None
+        where = ", ".join(roster.names) if roster else "this host"
         reach = ""
-        if address and where:
+        if address and roster and not roster.rehearsal:
             port = urllib.parse.urlsplit(address).port
-            reach = f" (on {where}; from elsewhere: ssh -L {port}:127.0.0.1:{port} {where})"
-        self.warn(f"{workers} on {where or 'this host'}" + (f"; page: {address}{reach}" if address else ""))
+            reach = f" (on {place.name}; from elsewhere: ssh -L {port}:127.0.0.1:{port} {place.name})"
+        self.warn(f"{workers} on {where}" + (f"; page: {address}{reach}" if address else ""))
 
     def ends(self, words: str) -> None:
         """The job is over: what it was, in a line."""
@@ -95,7 +102,7 @@ class TextReport(Watcher):
             self.warn(f"ended by a signal after {result.seconds:.1f} s.")
 
 
-class JsonReport(Watcher):
+class JsonReport(_Noticing):
     """Tells a program what happens: one JSON object a line on standard output.
 
     Args:
@@ -107,7 +114,6 @@ class JsonReport(Watcher):
     """
 
     def __init__(self, stdout: BinaryIO) -> None:
-        self.output: Output | None = None
         self.sink: Sink = json_sink(stdout)
         self._stdout = stdout
 
@@ -117,7 +123,7 @@ class JsonReport(Watcher):
         """Says what the user should know and may want to change."""
         self._write("warning", text=text)
 
-    def begins(self, workers: str, where: str, address: str | None) -> None:
+    def begins(self, workers: str, place: Place, address: str | None) -> None:
         """The job is about to begin, and has a page."""
         self._write("page", address=address)
 
@@ -158,13 +164,7 @@ class JsonReport(Watcher):
         )
 
     def _write(self, event: str, **fields: object) -> None:
-        def write() -> None:
-            write_event(self._stdout, event, **fields)
-
-        if self.output:
-            self.output.notice(write)
-        else:
-            write()
+        self._notice(lambda: write_event(self._stdout, event, **fields))
 
 
 def _exit_fields(end: WorkerExit) -> dict[str, object]:

@@ -3,7 +3,7 @@
 import os
 import signal
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from types import FrameType
 from typing import Any, Self
 
@@ -26,13 +26,22 @@ class Signals:
     def __init__(self) -> None:
         self.number = 0
         self._receiver: Callable[[int], None] | None = None
+        self._before: dict[int, Handler] = {}
 
     def __enter__(self) -> Self:
-        pass_signals_to(self._receive)
+        """Takes them over; a SIGHUP that nohup had ignored stays ignored."""
+        if threading.current_thread() is not threading.main_thread():
+            raise StartupError("Signals can be forwarded from the main thread only.")
+        for number in _FORWARDED:
+            if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:
+                self._before[number] = signal.signal(number, self._receive)
         return self
 
     def __exit__(self, *error: object) -> None:
-        ignore_signals()
+        # They are not put back: the process that runs a job for a user ends with it, and what it still has to clean up
+        # must not be cut short by a second Ctrl-C. Not a handler: the interpreter's own end would put the default back.
+        for number in _FORWARDED:
+            signal.signal(number, signal.SIG_IGN)
 
     def pass_to(self, receiver: Callable[[int], None] | None) -> None:
         """Hands signals to a job from here on, or to none; also one that came between two jobs."""
@@ -40,37 +49,16 @@ class Signals:
         if receiver is not None and self.number:
             receiver(self.number)
 
-    def _receive(self, number: int) -> None:
+    def put_back(self) -> None:
+        """In a program that continues after its jobs: handles signals as before them."""
+        for number, handler in self._before.items():
+            signal.signal(number, signal.SIG_DFL if handler is None else handler)
+
+    def _receive(self, number: int, _: FrameType | None) -> None:
         if number != signal.SIGUSR1:
             self.number = self.number or number
         if self._receiver is not None:
             self._receiver(number)
-
-
-def pass_signals_to(receive: Callable[[int], None]) -> dict[int, Handler]:
-    """Passes signals to `receive` from now on; a SIGHUP that nohup had ignored stays ignored.
-
-    They are not put back: the process that runs a job for a user ends with it, and what it still has to clean up
-    must not be cut short by a second Ctrl-C. Returns what a caller that stays puts back.
-    """
-    if threading.current_thread() is not threading.main_thread():
-        raise StartupError("Signals can be forwarded from the main thread only.")
-
-    def handle(number: int, _: FrameType | None) -> None:
-        receive(number)
-
-    before: dict[int, Handler] = {}
-    for number in _FORWARDED:
-        if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:
-            before[number] = signal.signal(number, handle)
-    return before
-
-
-def ignore_signals() -> None:
-    """Ignores them until the process ends."""
-    # Not a handler: the interpreter's own end would put the default back in its place.
-    for number in _FORWARDED:
-        signal.signal(number, signal.SIG_IGN)
 
 
 def let_signals_end_us() -> None:
@@ -79,9 +67,3 @@ def let_signals_end_us() -> None:
     signal.signal(signal.SIGINT, lambda number, _: os._exit(128 + number))
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_DFL)
-
-
-def put_back(handlers: Mapping[int, Handler]) -> None:
-    """After `run`, in a program that continues: handle signals as before it."""
-    for number, handler in handlers.items():
-        signal.signal(number, signal.SIG_DFL if handler is None else handler)

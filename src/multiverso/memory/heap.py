@@ -6,7 +6,6 @@ It needs one descriptor in each process, whatever the number of tables, and grow
 from __future__ import annotations
 
 import bisect
-import ctypes
 import errno
 import fcntl
 import os
@@ -16,14 +15,13 @@ from pathlib import Path
 
 from multiverso.errors import OutOfMemoryError, StartupError
 from multiverso.layout.words import HUGE_PAGE, PAGE, round_up
+from multiverso.memory import system
 from multiverso.memory.huge_pages import LARGE, Collapser, wanted
+from multiverso.memory.system import libc
 
 _F_ADD_SEALS, _SEAL_SHRINK = 1033, 2
-_KEEP_SIZE, _PUNCH_HOLE = 1, 2
 _UNASKED = 32 * 1024 * 1024
 _ADVICE = "use a smaller table or fewer synchronous workers (each has a slot of the table's size)"
-_libc = ctypes.CDLL(None, use_errno=True)
-_libc.fallocate.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_long, ctypes.c_long)
 
 
 class Heap:
@@ -136,7 +134,7 @@ class Heap:
         if self._collapser is not None:
             self._collapser.discard(offset, size)
         self._sparse -= size if sparse else 0
-        if _libc.fallocate(self.descriptor, _KEEP_SIZE | _PUNCH_HOLE, offset, size) != 0:
+        if libc.fallocate(self.descriptor, system.KEEP_SIZE | system.PUNCH_HOLE, offset, size) != 0:
             zeros = bytes(1 << 20)  # no holes here: then it stays, and must be zero for the next
             for start in range(0, size, len(zeros)):
                 os.pwrite(self.descriptor, zeros[: size - start], offset + start)

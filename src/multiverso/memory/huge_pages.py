@@ -11,27 +11,19 @@ from __future__ import annotations
 
 import ctypes
 import errno
-import mmap
 import os
 import threading
 import time
 from collections.abc import Callable, Iterator
 
 from multiverso.layout.words import HUGE_PAGE, PAGE
+from multiverso.memory import system
+from multiverso.memory.system import libc
 
 LARGE = 4 * HUGE_PAGE  # tables that are worth it: the processor remembers as much in small pages
 _SHARE = 0.25  # of one processor's time
 _LOOK_SECONDS = 1.0  # between two looks at sparse parts
 _GROWING = 64  # what has grown by one of so many parts since the last look is left to its users
-_MADV_POPULATE_WRITE, _MADV_COLLAPSE = 23, 25
-_NONE, _FIXED, _PRIVATE, _ANONYMOUS, _NORESERVE = 0, 0x10, 2, 0x20, 0x4000
-_FAILED = ctypes.c_void_p(-1).value
-_libc = ctypes.CDLL(None, use_errno=True)
-_libc.mmap.restype = ctypes.c_void_p
-_pointer, _size, _int, _long = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_long
-_libc.mmap.argtypes = (_pointer, _size, _int, _int, _int, _long)
-_libc.munmap.argtypes = (_pointer, _size)
-_libc.madvise.argtypes = (_pointer, _size, _int)
 
 
 def fits(address: int, offset: int) -> int:
@@ -100,13 +92,13 @@ class Collapser:
         return thread is None or not thread.is_alive()
 
     def _run(self) -> None:
-        place = _libc.mmap(None, 2 * HUGE_PAGE, _NONE, _PRIVATE | _ANONYMOUS | _NORESERVE, -1, 0)
-        if place in (None, _FAILED):
+        place = libc.mmap(None, 2 * HUGE_PAGE, system.NONE, system.SET_ASIDE, -1, 0)
+        if place in (None, system.FAILED):
             return
         try:
             self._go_through(place + -place % HUGE_PAGE)
         finally:
-            _libc.munmap(place, 2 * HUGE_PAGE)
+            libc.munmap(place, 2 * HUGE_PAGE)
 
     def _go_through(self, address: int) -> None:
         while True:
@@ -159,12 +151,12 @@ class Collapser:
                         yield page, page + HUGE_PAGE
 
     def _collapse(self, address: int, offset: int) -> int:
-        flags = mmap.MAP_SHARED | _FIXED
-        rights = mmap.PROT_READ | mmap.PROT_WRITE
-        if _libc.mmap(address, HUGE_PAGE, rights, flags, self._descriptor, offset) == _FAILED:
+        flags = system.SHARED | system.FIXED
+        rights = system.READ | system.WRITE
+        if libc.mmap(address, HUGE_PAGE, rights, flags, self._descriptor, offset) == system.FAILED:
             return ctypes.get_errno()
-        code = ctypes.get_errno() if _libc.madvise(address, HUGE_PAGE, _MADV_COLLAPSE) != 0 else 0
-        _libc.mmap(address, HUGE_PAGE, _NONE, _PRIVATE | _ANONYMOUS | _NORESERVE | _FIXED, -1, 0)
+        code = ctypes.get_errno() if libc.madvise(address, HUGE_PAGE, system.MADV_COLLAPSE) != 0 else 0
+        libc.mmap(address, HUGE_PAGE, system.NONE, system.SET_ASIDE | system.FIXED, -1, 0)
         return code
 
 
@@ -175,14 +167,14 @@ def make_huge(address: int) -> bool:
         address: where the huge page begins, in a mapping of shared memory that `fits`.
     """
     # the system makes none of memory of which nothing is there
-    some = _libc.madvise(address, PAGE, _MADV_POPULATE_WRITE) == 0
-    made: bool = some and _libc.madvise(address, HUGE_PAGE, _MADV_COLLAPSE) == 0
+    some = libc.madvise(address, PAGE, system.MADV_POPULATE_WRITE) == 0
+    made: bool = some and libc.madvise(address, HUGE_PAGE, system.MADV_COLLAPSE) == 0
     return made
 
 
 def populate(address: int) -> None:
     """Has the system put small pages where a huge one could be, all at once, if it can."""
-    _libc.madvise(address, HUGE_PAGE, _MADV_POPULATE_WRITE)
+    libc.madvise(address, HUGE_PAGE, system.MADV_POPULATE_WRITE)
 
 
 def wanted() -> bool:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import errno
-import mmap
 import os
 import resource
 import weakref
@@ -19,23 +18,11 @@ import numpy.typing as npt
 
 from multiverso.errors import OutOfMemoryError
 from multiverso.layout.words import HUGE_PAGE, PAGE, round_up
+from multiverso.memory import system
 from multiverso.memory.huge_pages import LARGE, fits
+from multiverso.memory.system import libc
 
-_READ, _WRITE, _MAP_PRIVATE, _MAP_ANONYMOUS = 1, 2, 2, 0x20
-_MAP_FIXED, _MAP_NORESERVE = 0x10, 0x4000
-_SET_ASIDE = _MAP_PRIVATE | _MAP_ANONYMOUS | _MAP_NORESERVE
-_MREMAP_MAYMOVE, _MREMAP_FIXED = 1, 2
 _consume = deque[object](maxlen=0).extend
-_MADV_REMOVE = 9
-_FAILED = ctypes.c_void_p(-1).value
-_libc = ctypes.CDLL(None, use_errno=True)
-_libc.mmap.restype = _libc.mremap.restype = ctypes.c_void_p
-_pointer, _size, _int, _long = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_long
-_libc.mmap.argtypes = (_pointer, _size, _int, _int, _int, _long)
-_libc.mremap.argtypes = (_pointer, _size, _size, _int, _pointer)
-_libc.munmap.argtypes = (_pointer, _size)
-_libc.madvise.argtypes = (_pointer, _size, _int)
-_libc.mprotect.argtypes = (_pointer, _size, _int)
 
 
 class Mapping:
@@ -54,7 +41,7 @@ class Mapping:
     ) -> None:
         place: list[int | None] = []
         # not at the interpreter's end: other threads may still be in there
-        weakref.finalize(self, _consume, map(_libc.munmap, place, repeat(size))).atexit = False
+        weakref.finalize(self, _consume, map(libc.munmap, place, repeat(size))).atexit = False
         # Each in one step of the interpreter: an interruption after the call, or in a function that unmaps, would
         # leave the mapping behind.
         place.extend(map(call, *([argument] for argument in arguments)))
@@ -77,16 +64,16 @@ class Mapping:
         Raises:
             OutOfMemoryError: there is no room for it.
         """
-        flags = _MAP_PRIVATE | _MAP_ANONYMOUS
-        copy = _mapped(_libc.mmap(None, self.size, _READ | _WRITE, flags, -1, 0), self.size)
+        flags = system.PRIVATE | system.ANONYMOUS
+        copy = _mapped(libc.mmap(None, self.size, system.READ | system.WRITE, flags, -1, 0), self.size)
         ctypes.memmove(copy, self.address, self.size)
-        how = _MREMAP_MAYMOVE | _MREMAP_FIXED
-        _mapped(_libc.mremap(copy, self.size, self.size, how, self.address), self.size)
+        how = system.MREMAP_MAYMOVE | system.MREMAP_FIXED
+        _mapped(libc.mremap(copy, self.size, self.size, how, self.address), self.size)
         self._protect()
 
     def _protect(self) -> None:
         if not self._writable:
-            _libc.mprotect(self.address, self.size, _READ)
+            libc.mprotect(self.address, self.size, system.READ)
 
 
 class Segment(Mapping):
@@ -109,16 +96,16 @@ class Segment(Mapping):
         self, descriptor: int, offset: int = 0, size: int | None = None, *, sparse: bool = False, writable: bool = True
     ) -> None:
         size = os.fstat(descriptor).st_size - offset if size is None else size
-        flags = mmap.MAP_SHARED | (0 if sparse else mmap.MAP_POPULATE)
-        rights = _READ | (_WRITE if writable else 0)
+        flags = system.SHARED | (0 if sparse else system.POPULATE)
+        rights = system.READ | (system.WRITE if writable else 0)
         if size < LARGE:
-            super().__init__(size, _libc.mmap, None, size, rights, flags, descriptor, offset, writable=writable)
+            super().__init__(size, libc.mmap, None, size, rights, flags, descriptor, offset, writable=writable)
         else:  # at an address where its huge pages fit; the place that is set aside for it goes with it
             room = size + HUGE_PAGE
-            super().__init__(room, _libc.mmap, None, room, 0, _SET_ASIDE, -1, 0, writable=writable)
+            super().__init__(room, libc.mmap, None, room, 0, system.SET_ASIDE, -1, 0, writable=writable)
             self.address, self.size = fits(self.address, offset), size
-            flags |= _MAP_FIXED
-            _mapped(_libc.mmap(self.address, size, rights, flags, descriptor, offset), size)
+            flags |= system.FIXED
+            _mapped(libc.mmap(self.address, size, rights, flags, descriptor, offset), size)
         self._windows: dict[tuple[int, int, bool], weakref.ref[Mapping]] = {}
 
     def window(self, offset: int, count: int, dtype: npt.DTypeLike, *, writable: bool = False) -> npt.NDArray[Any]:
@@ -129,14 +116,14 @@ class Segment(Mapping):
         mapping = kept() if kept is not None else None
         if mapping is None:
             # an old size of 0 maps the same pages once more
-            place = (self.address + start, 0, size, _MREMAP_MAYMOVE, None)
-            mapping = Mapping(size, _libc.mremap, *place, writable=writable)
+            place = (self.address + start, 0, size, system.MREMAP_MAYMOVE, None)
+            mapping = Mapping(size, libc.mremap, *place, writable=writable)
             self._windows[start, size, writable] = weakref.ref(mapping)
         return mapping.array(offset - start, count, dtype)
 
     def clear(self) -> None:
         """Makes all of it zero, and gives its pages back to the system."""
-        if _libc.madvise(self.address, self.size, _MADV_REMOVE) != 0:
+        if libc.madvise(self.address, self.size, system.MADV_REMOVE) != 0:
             np.asarray(self)[:] = 0
 
     def abandon(self) -> None:
@@ -144,8 +131,8 @@ class Segment(Mapping):
 
         Where the system has no room even for nothing, all stays as it is until the mapping goes.
         """
-        rights = _READ | (_WRITE if self._writable else 0)
-        _libc.mmap(self.address, self.size, rights, _SET_ASIDE | _MAP_FIXED, -1, 0)
+        rights = system.READ | (system.WRITE if self._writable else 0)
+        libc.mmap(self.address, self.size, rights, system.SET_ASIDE | system.FIXED, -1, 0)
 
     def cut(self) -> None:
         """Cuts windows that are still in use off from the shared memory: they keep what they show now."""
@@ -158,7 +145,7 @@ class Segment(Mapping):
 
 def _mapped(address: int | None, size: int) -> int:
     """Returns the address that a system call gave, or raises what it says."""
-    if address is not None and address != _FAILED:
+    if address is not None and address != system.FAILED:
         return address
     code = ctypes.get_errno()
     what = f"no room for {size / 1e6:,.1f} MB in the address space of this process"

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from msgspec import Struct
 
 
-@dataclass(frozen=True)
-class SharedMemory:
+class SharedMemory(Struct, frozen=True):
     """Bytes that every worker of a job on this host sees; from ``Session.shared_memory``.
 
     Nothing guards them: users bring their own order (``multiverso.memory.mutex`` for locks,

@@ -10,8 +10,8 @@ import ctypes
 import os
 import platform
 
-_libc = ctypes.CDLL(None, use_errno=True)
-_libc.syscall.restype = ctypes.c_long
+from multiverso.memory.system import libc
+
 _FUTEX_CALL = {"x86_64": 202, "aarch64": 98}.get(platform.machine(), 98)
 _FUTEX_WAIT = 0
 _FUTEX_WAKE_OP, _OP_ADD, _COMPARE_NOT_EQUAL, _ALL = 5, 1, 1, 1 << 30
@@ -43,7 +43,7 @@ def bump_and_wake(address: int) -> None:
 
     The word has to change: a wake between a waiter's check and its sleep would be lost.
     """
-    result = _libc.syscall(
+    result = libc.syscall(
         ctypes.c_long(_FUTEX_CALL),
         ctypes.c_void_p(address),
         ctypes.c_int(_FUTEX_WAKE_OP),
@@ -60,7 +60,7 @@ def bump_and_wake(address: int) -> None:
 def wait_for_change(address: int, value: int, seconds: float) -> None:
     """Sleeps while an int32 has a value, until a wake or for at most so long; may return early."""
     timespec = (ctypes.c_long * 2)(int(seconds), int(seconds % 1 * 1e9))
-    _libc.syscall(
+    libc.syscall(
         ctypes.c_long(_FUTEX_CALL),
         ctypes.c_void_p(address),
         ctypes.c_int(_FUTEX_WAIT),

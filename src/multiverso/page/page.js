@@ -104,7 +104,8 @@
     const counted = stepping() ? STEP : OPERATIONS;
     say(head.children[2].firstChild, stepping() ? "steps/s" : "calls/s");
     const seen = now.workers.map((worker) => {
-      const of = (column) => past && rate(past, last, (point) => (paceOf(point, worker.id) || [])[column]);
+      const from = past && (paceOf(past, worker.id) ? past : points.find((point) => paceOf(point, worker.id))); // it may have come later
+      const of = (column) => from && rate(from, last, (point) => (paceOf(point, worker.id) || [])[column]);
       const others = Math.max(1, now.workers.filter((one) => one.state === "alive").length - 1);
       const [share, cost] = [of(WAITED), of(COST)];
       return { ...worker, rate: of(counted), share: share == null ? null : Math.min(1, share), cost: cost == null ? 0 : Math.min(1, cost / others), cpu: of(CPU) };
@@ -245,7 +246,7 @@
         chart = { figure, place, output: caption.lastChild, plot: null };
         charts.set(key, chart);
       }
-      if (!chart.plot) chart.plot = plotIn(chart, series, colours, format, data);
+      if (!chart.plot) chart.plot = plotIn(chart, series, colours, format, data, key.startsWith("logged"));
       else chart.plot.setData(data);
       chart.signature = signature;
       const last = data.slice(1).map((values) => values[values.length - 1]).filter((value) => value != null);
@@ -260,12 +261,12 @@
   const WIDTH = (chart) => Math.max(200, chart.place.clientWidth), HEIGHT = 170;
   const sizes = new ResizeObserver(() => { for (const chart of charts.values()) if (chart.plot) chart.plot.setSize({ width: WIDTH(chart), height: HEIGHT }); });
   sizes.observe($("charts"));
-  function plotIn(chart, series, colours, format, data) {
+  function plotIn(chart, series, colours, format, data, fits) {
     const axis = { stroke: colour("--quiet"), grid: { stroke: colour("--line"), width: 1 }, ticks: { show: false }, font: "12px system-ui, sans-serif" };
     const name = (one) => (Array.isArray(one) ? `${one[1] ? "from" : "to"} ${one[0]}` : `${one}`);
     const options = {
       width: WIDTH(chart), height: HEIGHT, legend: { show: false }, cursor: { y: false, points: { show: series.length <= MOST_COLOURS } },
-      scales: { y: { range: (plot, low, high) => (low == null ? [0, 1] : [Math.min(0, low), high > Math.max(0, low) ? high + (high - Math.min(0, low)) * 0.05 : low + 1]) } },
+      scales: { y: { range: (plot, low, high) => (fits && low != null && high > low ? [low - (high - low) * 0.05, high + (high - low) * 0.05] : low == null ? [0, 1] : [Math.min(0, low), high > Math.max(0, low) ? high + (high - Math.min(0, low)) * 0.05 : low + 1]) } },
       axes: [{ ...axis, space: 75, size: 30, values: (plot, splits) => splits.map(clock) }, { ...axis, size: 62, values: (plot, splits) => splits.map(format) }],
       series: [{}, ...series.map((one, i) => ({ label: name(one), stroke: colour(colours[i]), width: colours[i] === "--many" ? 0.8 : 1.8, points: { show: false }, spanGaps: false }))],
       hooks: {

@@ -7,7 +7,6 @@ thousand arrays is one exchange and not a thousand.
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
@@ -30,6 +29,7 @@ from multiverso.rules import Rule, RuleName, rule_of
 from multiverso.rules.shared import check_mode
 from multiverso.runtime import Session
 from multiverso.runtime.session.current import current
+from multiverso.saying import say
 from multiverso.spec.table import Initial, check_name
 from multiverso.tables import TableHandler
 
@@ -386,11 +386,9 @@ class _Use:
     def warn(self) -> None:
         """At the session's end: a loop without exchanges trains alone, and looks as if all were well."""
         if not self.shared and not self.hold.lost:
-            print(
-                f"multiverso: worker {self.worker_id} made a parameter manager and never exchanged, so what it learned "
-                "was not shared: call step() or sync_all_param() (SharedParams: step() or exchange()) in the loop",
-                file=sys.stderr,
-                flush=True,
+            say(
+                f"worker {self.worker_id} made a parameter manager and never exchanged, so what it learned was not "
+                "shared: call step() or sync_all_param() (SharedParams: step() or exchange()) in the loop"
             )
 
 

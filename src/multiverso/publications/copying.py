@@ -18,7 +18,7 @@ _MOST_THREADS = 4
 
 
 class Copier:
-    """Owner: a publication, one call at a time. Its threads live from the first large model to :meth:`close`."""
+    """Owner: a publication, one call at a time. Its threads live from the first large model to `close`."""
 
     def __init__(self) -> None:
         self._threads = min(_MOST_THREADS, len(os.sched_getaffinity(0)))

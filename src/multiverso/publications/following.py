@@ -71,7 +71,7 @@ class Follower:
     Attributes:
         trouble: why there is nothing new, in words; empty where all is well.
 
-    Owner: its subscription. Its thread does everything until :meth:`close`.
+    Owner: its subscription. Its thread does everything until `close`.
     """
 
     def __init__(self, name: str, source: Source) -> None:

@@ -26,7 +26,7 @@ class Forwarder:
 
     Args:
         name, job: of the publication.
-        port: where followers connect, as of ``open_port``; closed by :meth:`close`.
+        port: where followers connect, as of ``open_port``; closed by `close`.
         credentials: of the token.
 
     Owner: its publication. Each connection has a thread.

@@ -43,12 +43,12 @@ class Loan(msgspec.Struct, frozen=True):
 
 
 class Lender:
-    """Owner: its publication. Its thread serves until :meth:`close`.
+    """Owner: its publication. Its thread serves until `close`.
 
     Args:
         listener: a listening socket that nobody reads from yet.
         loan: what each reader is told, with another ``line``.
-        data: descriptor of the data; stays the caller's, open until :meth:`close`.
+        data: descriptor of the data; stays the caller's, open until `close`.
         on_reader: called with the newest version that a reader has seen before it is let in.
     """
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class Publication(InProcess):
-    """Hands versions of a model to processes that are not workers; the counterpart is :func:`multiverso.subscribe`.
+    """Hands versions of a model to processes that are not workers; the counterpart is `multiverso.subscribe`.
 
     Any process may publish, in a job or alone, without ``multiverso.init()``; one process at a time under a name. The
     model
@@ -46,7 +46,7 @@ class Publication(InProcess):
         OutOfMemoryError: there is no room for two slots. Nothing was taken.
         ValueError, TypeError: there is no tensor in ``like``, or something that is none.
 
-    Example:
+    Examples:
         >>> import numpy as np
         >>> weights = {"w": np.ones((2, 3), "float32"), "b": np.zeros(3, "float32")}
         >>> with mv.Publication("policy-of-docs", like=weights) as publication:

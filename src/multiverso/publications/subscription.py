@@ -28,7 +28,7 @@ _open: weakref.WeakSet[Subscription] = weakref.WeakSet()
 
 
 class Subscription(InProcess):
-    """What this process reads of a publication; from :func:`subscribe`. May be used by several threads.
+    """What this process reads of a publication; from `subscribe`. May be used by several threads.
 
     Attributes:
         name: of the publication.
@@ -151,7 +151,7 @@ class Subscription(InProcess):
         """Copies the newest version's tensors into a model's own, in place, and returns the version.
 
         Raises:
-            as :meth:`latest` and :meth:`Snapshot.load_into`.
+            as `latest` and `Snapshot.load_into`.
         """
         with self.latest() as snapshot:
             snapshot.load_into(model)
@@ -290,7 +290,7 @@ def subscribe(
     encrypted: bool = True,
     timeout_seconds: float = 120.0,
 ) -> Subscription:
-    """Returns a subscription to a publication of this user on this host; see :class:`multiverso.Publication`.
+    """Returns a subscription to a publication of this user on this host; see `multiverso.Publication`.
 
     It returns at once; what is read first waits for a publisher and its first version. When the publisher ends or
     dies, its last version stays, and the next publisher of the name is followed, whose versions are higher.
@@ -310,7 +310,7 @@ def subscribe(
         ValueError: the name is empty or too long, or it is no address, or no token.
         StartupError: what encrypts connections between hosts is not installed.
 
-    Example:
+    Examples:
         >>> import numpy as np
         >>> weights = {"w": np.arange(6, dtype="float32").reshape(2, 3)}
         >>> with mv.Publication("weights-of-docs", like=weights) as publication:

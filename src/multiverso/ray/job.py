@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import io
-import sys
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -22,6 +21,7 @@ from multiverso.ray.nodes import START_SECONDS, Nodes, asked
 from multiverso.ray.placement import Placement
 from multiverso.ray.progress import Progress
 from multiverso.ray.workers import Worker
+from multiverso.saying import say
 
 _LOOK_SECONDS = 0.5
 _AGAIN_SECONDS = 2.0
@@ -283,7 +283,7 @@ class Job:
             self._nodes.absent(worker.number)
             return
         worker.due = time.monotonic() + seconds
-        _say(f"{worker} failed; it is started again ({_so_many(self._replacements)}).")
+        say(f"{worker} failed; it is started again ({_so_many(self._replacements)}).")
 
     def _fail(self, worker: _WorkerState, text: str, by_us: bool) -> None:
         signal = None if by_us else "SIGKILL"  # so that it is told before those who only noticed
@@ -315,9 +315,9 @@ class Job:
         if seconds is not None:
             host.due = time.monotonic() + seconds
             so_many = _so_many(self._hosts_again)
-            _say(f"{host.name} is lost ({why}); it is started again where Ray has room for it ({so_many}).")
+            say(f"{host.name} is lost ({why}); it is started again where Ray has room for it ({so_many}).")
         elif self._hosts_again.most:
-            _say(f"{host.name} is lost ({why}), and is not replaced: it was replaced as often as it may be.")
+            say(f"{host.name} is lost ({why}), and is not replaced: it was replaced as often as it may be.")
 
     def _came(self, host: _HostState, reference: Any) -> None:
         """A node takes a lost one's place, or cannot."""
@@ -326,7 +326,7 @@ class Job:
             address = asked("a lost host's place cannot be taken", lambda: ray.get(reference))
         except StartupError as error:
             if not isinstance(error.__cause__, ray.exceptions.RayActorError):
-                _say(f"{host.name} is not replaced: {error}")
+                say(f"{host.name} is not replaced: {error}")
             elif self._nodes.never_ran(host.number):  # Ray had not noticed yet that its place is gone
                 host.due = time.monotonic() + _AGAIN_SECONDS
             else:
@@ -376,7 +376,3 @@ class Job:
 
 def _so_many(replacements: Replacements) -> str:
     return f"{replacements.done} of at most {replacements.most} replacements"
-
-
-def _say(text: str) -> None:
-    print(f"multiverso: {text}", file=sys.stderr, flush=True)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from typing import Any
+
+from multiverso.saying import say
 
 _EVERY_SECONDS = 10.0
 _MOST_VALUES = 4
@@ -24,7 +25,7 @@ class Progress:
             return
         line = line_of(status)
         if line != self._last:
-            print(f"multiverso: {line}", file=sys.stderr, flush=True)
+            say(line)
         self._said_at, self._last = now, line
 
 

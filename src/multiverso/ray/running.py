@@ -12,7 +12,7 @@ from typing import Any
 import ray
 
 from multiverso.errors import NodeLostError, StartupError, WorkerLostError
-from multiverso.hosts.values.options import VARIABLES, ExchangeOptions
+from multiverso.hosts.values.options import in_environment
 from multiverso.launch.function import check_call
 from multiverso.launch.job import OnFailure
 from multiverso.launch.outcomes import conclude, write_call
@@ -21,6 +21,7 @@ from multiverso.ray.nodes import Nodes
 from multiverso.ray.placement import placement
 from multiverso.ray.progress import Progress
 from multiverso.runtime.discovery.restarts import RESTARTS_VARIABLE
+from multiverso.saying import say
 
 
 def run(
@@ -99,9 +100,7 @@ def run(
     resources = {"CPU": cpus_per_worker, "GPU": gpus_per_worker, **(resources_per_worker or {})}
     if min(resources.values()) < 0 or not any(resources.values()):
         raise StartupError(f"multiverso.ray.run: a worker needs some of Ray's resources; got {resources}.")
-    asks = {"wire": wire, "every": every, "between": between}
-    exchange = {name: str(value) for name, value in asks.items() if value is not None}
-    ExchangeOptions.of(**exchange)
+    exchange = in_environment(wire, every, between)
     call = io.BytesIO()
     write_call(call, function, tuple(args), dict(kwargs or {}))
     if not ray.is_initialized():
@@ -112,7 +111,7 @@ def run(
         {name: float(amount) for name, amount in resources.items() if amount},
         strategy,
         on_failure,
-        {**{VARIABLES[name]: text for name, text in exchange.items()}, **(env or {})},
+        {**exchange, **(env or {})},
         encrypted,
         replace,
         host_grace,
@@ -129,7 +128,7 @@ def run(
             if restarts == max_restarts:
                 raise
             what = str(error).splitlines()[0]
-            print(f"multiverso: {what} Restart {restarts + 1} of {max_restarts}.", file=sys.stderr, flush=True)
+            say(f"{what} Restart {restarts + 1} of {max_restarts}.")
     raise AssertionError
 
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import ray
 from ray.train.backend import Backend, BackendConfig
 
 from multiverso.errors import StartupError
-from multiverso.hosts.values.options import VARIABLES, ExchangeOptions
+from multiverso.hosts.values.options import in_environment
 from multiverso.ray.nodes import Nodes, hosts_of
 from multiverso.runtime.discovery.restarts import RESTARTS_VARIABLE
 
@@ -35,21 +35,12 @@ class MultiversoConfig(BackendConfig):  # type: ignore[misc]
     every: float | str | None = None
     between: str | None = None
     encrypted: bool = True
+    environ: dict[str, str] = field(init=False)  # what workers find there for what they do not give to `init`
 
     def __post_init__(self) -> None:
         if self.on_lost not in ("stop", "continue"):
             raise StartupError(f"on_lost is 'stop' or 'continue'; got {self.on_lost!r}")
-        ExchangeOptions.of(**self._exchange)
-
-    @property
-    def _exchange(self) -> dict[str, str]:
-        asks = {"wire": self.wire, "every": self.every, "between": self.between}
-        return {name: str(value) for name, value in asks.items() if value is not None}
-
-    @property
-    def environ(self) -> dict[str, str]:
-        """What the workers find in their environment for what they do not give to `init`."""
-        return {VARIABLES[name]: text for name, text in self._exchange.items()}
+        self.environ = in_environment(self.wire, self.every, self.between)
 
     @property
     def backend_cls(self) -> type[Backend]:

@@ -6,7 +6,6 @@ import contextlib
 import itertools
 import os
 import socket
-import sys
 import threading
 from typing import Any
 
@@ -14,6 +13,7 @@ from multiverso.deadline import Deadline
 from multiverso.errors import StartupError
 from multiverso.hosts.roster import LISTENER_VARIABLE, ROSTER_VARIABLE, Roster
 from multiverso.hosts.transport.channel import RefusedError
+from multiverso.node_log import log
 from multiverso.runtime.node.node import Node
 from multiverso.wire import messages
 from multiverso.wire.trust import SECRET_VARIABLE
@@ -51,7 +51,7 @@ def main(descriptor: int, workers: int, on_lost: str) -> None:
         try:
             node = Node(workers, on_lost=on_lost, **options)
         except StartupError as error:
-            print(f"multiverso: node: {error}", file=sys.stderr, flush=True)
+            log(str(error))
             _say_why(door, error)
             return
     with node:

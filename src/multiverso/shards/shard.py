@@ -9,11 +9,11 @@ from __future__ import annotations
 import ctypes
 import functools
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from msgspec import Struct
 
 from multiverso.layout import words as at
 from multiverso.memory.segment import Segment
@@ -23,8 +23,7 @@ from multiverso.spec.states import states_of
 from multiverso.spec.table import Partition, Places, TableSpec, chunk_of
 
 
-@dataclass(frozen=True)
-class WorkerProgress:
+class WorkerProgress(Struct, frozen=True):
     """How far one worker is in one table: in steps of rounds, and in ticks.
 
     Attributes:
@@ -49,8 +48,7 @@ class WorkerProgress:
         return self.folded < step if stage else self.staged < step or self.folded < step - 1
 
 
-@dataclass(frozen=True)
-class TableProgress:
+class TableProgress(Struct, frozen=True):
     """A table's workers."""
 
     name: str
@@ -109,8 +107,7 @@ def _fill_states(address: int, spec: TableSpec) -> None:
             np.frombuffer(memory, spec.dtype)[:] = state.initial
 
 
-@dataclass(frozen=True)
-class Shard:
+class Shard(Struct, frozen=True, dict=True):
     """A table's memory as one process sees it.
 
     Attributes:

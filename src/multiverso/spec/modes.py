@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from msgspec import Struct
 
 from multiverso.errors import StartupError
 from multiverso.layout import words as at
@@ -10,8 +10,7 @@ from multiverso.layout import words as at
 _MOST_TICKS = 2**60
 
 
-@dataclass(frozen=True)
-class ConsistencyMode:
+class ConsistencyMode(Struct, frozen=True):
     """One of them. What the modes have in common is asked for by property, never by comparing names.
 
     Attributes:

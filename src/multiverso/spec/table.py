@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass
-from typing import Any, Literal, get_args
+from dataclasses import asdict
+from typing import Annotated, Any, Literal, TypeVar, get_args
 
+import msgspec
 import numpy as np
+from msgspec import Meta, Struct, structs
 
 from multiverso.errors import DtypeMismatchError, ShapeMismatchError
 from multiverso.layout import words as at
 from multiverso.spec.states import MOST_HYPER, State, check_numbers, states_of
 
+_Spec = TypeVar("_Spec", "TableSpec", "MemorySpec")
 DTYPES = ("float32", "float64", "int32", "int64")
 Initial = Literal["master", "mean", "sum"]
 INITIAL: tuple[Initial, ...] = get_args(Initial)
@@ -19,9 +22,25 @@ _LONGEST_TEXT = 2000
 _MOST_ELEMENTS = 2**48
 _MOST_ARRAYS = 64
 
+# What a message may have; Python code that makes a spec checks before.
+_Text = Annotated[str, Meta(max_length=_LONGEST_TEXT)]
+_Size = Annotated[int, Meta(ge=1, le=_MOST_ELEMENTS)]
+_Arrays = Annotated[int, Meta(ge=0, le=_MOST_ARRAYS)]
 
-@dataclass(frozen=True)
-class TableSpec:
+
+def _from_message(kind: type[_Spec], message: dict[str, Any]) -> _Spec:
+    """Returns a spec as its ``as_message`` has written it.
+
+    Raises:
+        ValueError: the message describes none; that is all that comes of it.
+    """
+    try:
+        return msgspec.convert(message, kind)
+    except msgspec.ValidationError as error:
+        raise ValueError(str(error)) from error
+
+
+class TableSpec(Struct, frozen=True, forbid_unknown_fields=True):
     """One table: everything that its workers have to agree on.
 
     Attributes:
@@ -40,20 +59,20 @@ class TableSpec:
         convex: each value stays between those that the hosts have, as a mean or a variance has to.
     """
 
-    kind: str
-    rows: int
-    columns: int
-    dtype: str = "float32"
-    updater: str = "add"
+    kind: Annotated[str, Meta(pattern=r"\A(array|matrix)\Z")]
+    rows: _Size
+    columns: _Size
+    dtype: Annotated[str, Meta(pattern=rf"\A({'|'.join(DTYPES)})\Z")] = "float32"
+    updater: _Text = "add"
     hyper: tuple[float, ...] = ()
-    states: int | tuple[State, ...] = ()
-    initial: str = "master"
-    name: str | None = None
+    states: _Arrays | Annotated[tuple[State, ...], Meta(max_length=_MOST_ARRAYS)] = ()
+    initial: Annotated[str, Meta(pattern=rf"\A({'|'.join(INITIAL)})\Z")] = "master"
+    name: _Text | None = None
     mean: bool = False
-    per_worker: int = 0
-    rule: str = ""
-    wire: str = ""
-    every: str = ""
+    per_worker: _Arrays = 0
+    rule: _Text = ""
+    wire: _Text = ""
+    every: _Text = ""
     convex: bool = False
 
     def __post_init__(self) -> None:
@@ -67,7 +86,7 @@ class TableSpec:
                 f"an updater has at most {MOST_HYPER} hyperparameters; {self.updater} has {len(self.hyper)}"
             )
         states = states_of(self.states)
-        object.__setattr__(self, "states", states)
+        structs.force_setattr(self, "states", states)
         if any(state.per == "row" for state in states):
             raise ValueError(
                 f"the updater {self.updater} keeps a number for each row, which only a KeyedTable has a place for"
@@ -109,44 +128,16 @@ class TableSpec:
     def as_message(self) -> dict[str, Any]:
         """Returns it as JSON can carry it."""
         states = [asdict(state) for state in states_of(self.states)]
-        return {**{name: getattr(self, name) for name in self.__dataclass_fields__}, "states": states}
+        return {**structs.asdict(self), "states": states}
 
     @classmethod
     def from_message(cls, message: dict[str, Any]) -> TableSpec:
         """The inverse of `as_message`.
 
         Raises:
-            TypeError, ValueError, KeyError: the message does not describe a table; that is all that comes of it.
+            ValueError: the message does not describe a table; that is all that comes of it.
         """
-        states = message["states"]  # a number in tables that were saved before states had names
-        if not isinstance(states, int):
-            states = tuple(State(**state) for state in states)
-            if any(type(state.initial) not in (int, float) for state in states):
-                raise TypeError("a state's initial value is a number")
-        elif not 0 <= states <= _MOST_ARRAYS:
-            raise ValueError(f"an updater has at most {_MOST_ARRAYS} arrays")
-        if any(type(value) not in (int, float) for value in message["hyper"]):
-            raise ValueError("hyper has numbers only")
-        if message["dtype"] not in DTYPES:
-            raise ValueError(f"no table has the dtype {message['dtype']!r}")
-        spec = cls(**{**message, "hyper": tuple(message["hyper"]), "states": states})
-        texts = (spec.updater, spec.rule, spec.name or "", spec.wire, spec.every)
-        if spec.kind not in ("array", "matrix") or spec.dtype not in DTYPES or spec.initial not in INITIAL:
-            raise ValueError(f"no such table: kind {spec.kind!r}, dtype {spec.dtype!r}, initial {spec.initial!r}")
-        if not all(isinstance(text, str) and len(text) <= _LONGEST_TEXT for text in texts):
-            raise ValueError(f"name, updater and rule are texts of at most {_LONGEST_TEXT} characters")
-        counts = (spec.rows, spec.columns, spec.per_worker)
-        if (
-            any(type(count) is not int for count in counts)
-            or type(spec.mean) is not bool
-            or type(spec.convex) is not bool
-        ):
-            raise TypeError("rows, columns and per_worker are integers, mean and convex are true or false")
-        if spec.rows < 1 or spec.columns < 1 or spec.rows * spec.columns > _MOST_ELEMENTS:
-            raise ValueError(f"a table has 1 to {_MOST_ELEMENTS} elements; got {spec.rows} x {spec.columns}")
-        if not (len(spec.state_names) <= _MOST_ARRAYS and 0 <= spec.per_worker <= _MOST_ARRAYS):
-            raise ValueError(f"an updater or a rule has at most {_MOST_ARRAYS} arrays")
-        return spec
+        return _from_message(cls, message)
 
     def __str__(self) -> str:
         size = " x ".join(map(str, self.shape))
@@ -158,8 +149,7 @@ class TableSpec:
         return f"{self.kind} of {size} {self.dtype}{name} (updater {self.updater}{hyper}, initial {self.initial}{rule})"
 
 
-@dataclass(frozen=True)
-class MemorySpec:
+class MemorySpec(Struct, frozen=True, forbid_unknown_fields=True):
     """Plain memory that workers share under a name.
 
     Attributes:
@@ -169,8 +159,8 @@ class MemorySpec:
         once: its name is not given again after all that had it have closed it.
     """
 
-    name: str
-    nbytes: int
+    name: _Text
+    nbytes: _Size
     sparse: bool = False
     once: bool = False
 
@@ -181,20 +171,12 @@ class MemorySpec:
 
     def as_message(self) -> dict[str, Any]:
         """Returns it as JSON can carry it."""
-        return asdict(self)
+        return structs.asdict(self)
 
     @classmethod
     def from_message(cls, message: dict[str, Any]) -> MemorySpec:
         """The inverse of `as_message`."""
-        spec = cls(
-            message["name"],
-            checked_count(message["nbytes"], "nbytes"),
-            bool(message.get("sparse", False)),
-            bool(message.get("once", False)),
-        )
-        if len(spec.name) > _LONGEST_TEXT or spec.nbytes > _MOST_ELEMENTS:
-            raise ValueError(f"a name has at most {_LONGEST_TEXT} characters, memory {_MOST_ELEMENTS} bytes")
-        return spec
+        return _from_message(cls, message)
 
     def __str__(self) -> str:
         return f"shared memory of {self.nbytes} bytes named {self.name!r}"
@@ -241,8 +223,7 @@ def checked_dtype(value: Any) -> str:
     return name
 
 
-@dataclass(frozen=True)
-class Partition:
+class Partition(Struct, frozen=True):
     """How a table is cut into stripes, each under one word. A row is never cut.
 
     Attributes:
@@ -278,8 +259,7 @@ def chunk_of(spec: TableSpec) -> int:
     return min(spec.elements, at.CHUNK_BYTES // spec.itemsize)
 
 
-@dataclass(frozen=True)
-class Places:
+class Places(Struct, frozen=True):
     """Offsets of a table's parts from its first byte, the end of what the node maps of it, and its size, in bytes."""
 
     lines: int

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
+from msgspec import Struct
 
 from multiverso.consistency.protocol import Array, ByStripe, Call, RowIds, Versions
 from multiverso.deadline import Deadline
 from multiverso.spec.table import Partition, TableSpec
 
 
-@dataclass(frozen=True)
-class Changed:
+class Changed(Struct, frozen=True):
     """What has changed: the rows of some stripes.
 
     Attributes:

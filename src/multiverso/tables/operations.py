@@ -21,10 +21,10 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from msgspec import Struct
 
 from multiverso.consistency.protocol import Array, ByStripe, Call, Consistency, RowIds
 from multiverso.deadline import Deadline
@@ -33,8 +33,7 @@ from multiverso.tables.changes import Changed, Changes
 from multiverso.tables.pending import Pending
 
 
-@dataclass(frozen=True, eq=False)
-class Kind:
+class Kind(Struct, frozen=True, eq=False):
     """An operation, and what makes a call the repetition of one that raised.
 
     Attributes:
@@ -127,8 +126,7 @@ class _Mine(threading.local):
         records.append(self.record)
 
 
-@dataclass(eq=False)
-class Posted:
+class Posted(Struct, eq=False):
     """A call that hands an operation to the table's queue, until it has returned.
 
     Attributes:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from msgspec import Struct
 
 from multiverso.errors import DtypeMismatchError, ShapeMismatchError
 from multiverso.tables.convert import Array, is_tensor, writable
@@ -16,8 +16,7 @@ from multiverso.tables.convert import Array, is_tensor, writable
 _SIXTEEN_BITS = ("float16", "bfloat16")
 
 
-@dataclass(frozen=True)
-class Output:
+class Output(Struct, frozen=True):
     """Where a read goes.
 
     Attributes:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 import os
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from msgspec import Struct
 
 from multiverso.errors import SnapshotError
 from multiverso.files import opening as files
@@ -21,8 +21,7 @@ Array = npt.NDArray[Any]
 PathLike = str | os.PathLike[str]
 
 
-@dataclass(frozen=True)
-class Copied:
+class Copied(Struct, frozen=True):
     """A table's numbers at one moment: values (flat, in its dtype) and what its updater keeps."""
 
     spec: TableSpec
@@ -74,9 +73,7 @@ def load(path: PathLike, spec: TableSpec) -> tuple[Array, list[Array]]:
 
 
 def _check_fits(path: PathLike, saved: TableSpec, spec: TableSpec) -> None:
-    unnamed = tuple(map(str, range(len(spec.state_names))))  # saved before states had names
-    what_fits = ("kind", "shape", "dtype", "updater", "step_count")
-    for what in what_fits if saved.state_names == unnamed else (*what_fits, "state_names"):
+    for what in ("kind", "shape", "dtype", "updater", "step_count", "state_names"):
         if getattr(saved, what) != getattr(spec, what):
             raise SnapshotError(
                 f"{path} holds a table of {what} {getattr(saved, what)!r}, but it is loaded into one of "

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import threading
+from functools import partial
 from typing import Any
 
 import torch
 
 from multiverso.params.embedded import Table, check_trainable, push
+from multiverso.torch.beside import Beside
 
 
 class _Rows(torch.nn.Module):  # type: ignore[misc]  # torch is seen as untyped
@@ -19,7 +20,7 @@ class _Rows(torch.nn.Module):  # type: ignore[misc]  # torch is seen as untyped
         self.table = table
         self.learning_rate = learning_rate
         self.padding_idx = padding_idx
-        self._fetch: _Fetch | None = None
+        self._fetch: tuple[Any, Beside] | None = None  # the ids, and what fetches their rows
 
     def prefetch(self, ids: Any) -> None:
         """Begins to fetch the rows of a batch beside the training; the forward of the same ids takes them.
@@ -31,19 +32,18 @@ class _Rows(torch.nn.Module):  # type: ignore[misc]  # torch is seen as untyped
             ids: what the next forward will get.
         """
         self._join()
-        self._fetch = _Fetch(self, ids)
+        self._fetch = ids, Beside(partial(self._look_up, ids), "multiverso-prefetch")
 
-    def _join(self) -> _Fetch | None:
+    def _join(self) -> tuple[Any, Any]:
+        """Waits for what was fetched; returns for which ids, and their rows and places."""
         fetch, self._fetch = self._fetch, None
-        if fetch is not None:
-            fetch.join()
-        return fetch
+        return (None, None) if fetch is None else (fetch[0], fetch[1].join())
 
     def _pulled(self, ids: Any) -> tuple[Any, Any]:
         """Returns the rows of the different ids, and for each id which of them is its."""
-        fetch = self._join()
-        if fetch is not None and fetch.is_of(ids):
-            return fetch.rows, fetch.places
+        asked, found = self._join()
+        if asked is not None and (asked is ids or (asked.shape == ids.shape and torch.equal(asked, ids))):
+            return found[0], found[1]
         return self._look_up(ids)
 
     def _look_up(self, ids: Any) -> tuple[Any, Any]:
@@ -159,29 +159,3 @@ class EmbeddingBag(_Rows):
             include_last_offset=self.include_last_offset,
             padding_idx=padding,
         )
-
-
-class _Fetch:
-    """One batch on its way from the table. Its thread ends with it."""
-
-    def __init__(self, module: _Rows, ids: Any) -> None:
-        self._module, self._ids = module, ids
-        self._error: BaseException | None = None
-        self.rows: Any = None
-        self.places: Any = None
-        self._thread = threading.Thread(target=self._run, name="multiverso-prefetch", daemon=True)
-        self._thread.start()
-
-    def _run(self) -> None:
-        try:
-            self.rows, self.places = self._module._look_up(self._ids)
-        except BaseException as error:
-            self._error = error
-
-    def join(self) -> None:
-        self._thread.join()  # the table's waits have the session's deadlines
-        if self._error is not None:
-            raise self._error
-
-    def is_of(self, ids: Any) -> bool:
-        return ids is self._ids or (ids.shape == self._ids.shape and bool(torch.equal(ids, self._ids)))

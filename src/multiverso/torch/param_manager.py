@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import threading
 import warnings
 import weakref
 from collections.abc import Callable, Iterable, Sequence
@@ -16,6 +15,7 @@ from multiverso.checkpoints import Parts
 from multiverso.params import Model, Resumable, SharedParams, broadcast
 from multiverso.rules import Rule, RuleName
 from multiverso.runtime import Session
+from multiverso.torch.beside import Beside
 from multiverso.torch.groups import InPlace, Staged, can_move, split_like
 from multiverso.torch.lookups import LookedUp, lookups_of
 from multiverso.torch.resuming import ModuleState
@@ -268,36 +268,30 @@ class _Loaded:
 
 
 class _Flight:
-    """One exchange beside the training. Its thread ends with it."""
+    """One exchange beside the training."""
 
     def __init__(self, groups: Sequence[InPlace | Staged]) -> None:
         self._groups = [group for group in groups if isinstance(group, Staged)]
-        self._error: BaseException | None = None
-        self._thread: threading.Thread | None = None  # none in one whose exchange was done before a save
+        self._beside: Beside | None = None  # none in one whose exchange was done before a save
 
     def begin(self, exchange: Callable[[], None]) -> None:
         for group in self._groups:
             group.absorb()
         waits = [group.send() for group in self._groups]
-        self._thread = threading.Thread(target=self._run, args=(exchange, waits), name="multiverso-flight", daemon=True)
-        self._thread.start()
 
-    def _run(self, exchange: Callable[[], None], waits: list[Callable[[], None]]) -> None:
-        try:
+        def work() -> None:
             for wait in waits:
                 wait()
             exchange()
             with torch.no_grad():
                 for group in self._groups:
                     group.fetch()
-        except BaseException as error:
-            self._error = error
+
+        self._beside = Beside(work, "multiverso-flight")
 
     def finish(self) -> None:
-        if self._thread is not None:
-            self._thread.join()  # its waits have the session's deadlines
-        if self._error is not None:
-            raise self._error
+        if self._beside is not None:
+            self._beside.join()
 
     def land(self) -> None:
         self.finish()

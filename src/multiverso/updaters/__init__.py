@@ -1,4 +1,4 @@
-"""Updaters: one file each. A new one is a file beside these and a line in ``BY_NAME``.
+"""Updaters: one file each. A new one is a file beside these and its name in ``_MAKERS``.
 
 An updater with a required argument, as `delayed_nesterov` with the number of workers, has no name: it is given as a
 value.
@@ -29,19 +29,8 @@ from multiverso.updaters.updater import Updater
 UpdaterName = Literal[
     "adagrad", "adam", "adamw", "add", "ftrl", "mean", "momentum", "nesterov", "rmsprop", "rowwise_adagrad", "sgd"
 ]  # fmt: skip
-BY_NAME: dict[str, Callable[[], Updater]] = {
-    "adagrad": adagrad,
-    "adam": adam,
-    "adamw": adamw,
-    "add": add,
-    "ftrl": ftrl,
-    "mean": mean,
-    "momentum": momentum,
-    "nesterov": nesterov,
-    "rmsprop": rmsprop,
-    "rowwise_adagrad": rowwise_adagrad,
-    "sgd": sgd,
-}
+_MAKERS = (adagrad, adam, adamw, add, ftrl, mean, momentum, nesterov, rmsprop, rowwise_adagrad, sgd)
+BY_NAME: dict[str, Callable[[], Updater]] = {make.__name__: make for make in _MAKERS}
 
 
 def resolve(updater: str | Updater) -> Updater:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from multiverso.lazy_names import lazy_names
 
 if TYPE_CHECKING:
     from platoon.channel.controller import Controller
@@ -11,14 +13,8 @@ if TYPE_CHECKING:
 __all__ = ["Controller", "Worker"]
 
 
-def __getattr__(name: str) -> Any:
+if not TYPE_CHECKING:
     # On demand, so that `python -m platoon.channel.controller` is not imported twice.
-    if name == "Controller":
-        from platoon.channel.controller import Controller
-
-        return Controller
-    if name == "Worker":
-        from platoon.channel.worker import Worker
-
-        return Worker
-    raise AttributeError(f"module 'platoon.channel' has no attribute {name!r}")
+    __getattr__, __dir__ = lazy_names(
+        __name__, {"platoon.channel.controller": "Controller", "platoon.channel.worker": "Worker"}
+    )

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy.typing as npt
 
+from multiverso.wake import Wake
 from platoon.channel import arguments
 from platoon.channel.answering import Answering, Query
 from platoon.channel.arguments import DEFAULT_PORT
@@ -73,8 +74,7 @@ class Controller:
         self._requests: Answering | None = None
         self._node: Node | None = None
         self._hosts: Hosts | None = None
-        self._wake_in, self._wake_out = socket.socketpair()
-        self._wake_out.setblocking(False)
+        self._wake = Wake()
         self._process = os.getpid()
         self._closed = False
         self._failed = False
@@ -181,10 +181,7 @@ class Controller:
 
     def wake(self) -> None:
         """Makes the serving thread look around."""
-        try:
-            self._wake_out.send(b"x")
-        except OSError:
-            pass  # full: it will wake anyway; closed: there is nothing to wake
+        self._wake.set()
 
     @property
     def csocket(self) -> socket.socket:
@@ -309,8 +306,7 @@ class Controller:
         assert requests is not None
         while not self._members.all_gone or requests.have_come:
             ready = readable(self._watched(), _IDLE_SECONDS)
-            if self._wake_in in ready:
-                self._wake_in.recv(4096)
+            self._wake.clear()
             if self._stopped is not None:
                 self._reporter.say("stopped", f"{self._stopped}: ending the workers")
                 return False
@@ -340,7 +336,7 @@ class Controller:
 
     def _watched(self) -> list[Any]:
         assert self._requests is not None
-        sources = [self._requests.door, self._wake_in, *self._members.watched]
+        sources = [self._requests.door, self._wake, *self._members.watched]
         if self._members.job is not None:
             sources.append(self._members.job)
         if self._batches is not None and self._batches.ended and not self._batches.closed:
@@ -404,8 +400,7 @@ class Controller:
             self._node = None  # its memory goes with the last reference
         if self._requests is not None:
             self._requests.door.close()
-        self._wake_in.close()
-        self._wake_out.close()
+        self._wake.close()
         self._reporter.close()
 
 

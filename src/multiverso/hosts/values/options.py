@@ -140,6 +140,17 @@ class ExchangeOptions:
         return f"wire={self.wire!r}, every={every}, between={self.between!r}"
 
 
+def in_environment(wire: Any = None, every: Any = None, between: Any = None) -> dict[str, str]:
+    """Returns the variables that leave to a worker's `init` what its launcher was asked for.
+
+    Raises:
+        StartupError: one of them means nothing.
+    """
+    ExchangeOptions.of(wire, every, between)
+    asked = {"wire": wire, "every": every, "between": between}
+    return {VARIABLES[name]: str(value) for name, value in asked.items() if value is not None}
+
+
 def table_words(wire: Any, every: Any) -> dict[str, str]:
     """Returns what ``ArrayTableHandler(wire=, every=)`` mean as a table's spec has it: the job's way where None.
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from multiverso.errors import LockStateError
 from multiverso.layout import words as at
 from multiverso.memory import mutex
-from multiverso.runtime.session.patience import Patience
+from multiverso.runtime.collective.shared_lock import take
 
 if TYPE_CHECKING:
     from multiverso.deadline import Deadline
@@ -131,17 +131,5 @@ class JobLock:
 
     def _lock(self, number: int, deadline: Deadline | None) -> None:
         """Locks a mutex by ``deadline``; None is the session's own time from now on."""
-        address = self._mutex(number)
-        code = mutex.try_lock(address)
-        if code == mutex.BUSY:
-            patience = Patience(self._session, deadline or self._session.start_deadline(), "the job's lock")
-            with self._session.waiting(at.FOR_LOCK, self._memory.number, at.MUTEX_BYTES * number):
-                while True:
-                    code = mutex.lock(address, patience.deadline.slice_left())
-                    if code in (0, mutex.OWNER_DEAD):
-                        break
-                    patience.raise_if_hopeless(code)
-        if code == mutex.OWNER_DEAD:
-            mutex.recover(address)
-        elif code != 0:
-            raise OSError(code, "the job's lock")
+        offset = at.MUTEX_BYTES * number
+        take(self._session, self._address + offset, self._memory.number, offset, deadline, "the job's lock")

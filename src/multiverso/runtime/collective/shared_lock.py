@@ -1,4 +1,4 @@
-"""A robust lock at the beginning of shared memory, for a few stores from plain Python that belong together."""
+"""Robust locks in shared memory, for a few stores from plain Python that belong together."""
 
 from __future__ import annotations
 
@@ -21,6 +21,32 @@ def prepare(memory: SharedMemory) -> None:
     mutex.initialise(memory.address)
 
 
+def take(session: Session, address: int, memory: int, offset: int, deadline: Deadline | None, what: str) -> None:
+    """Takes a lock, perhaps over from an owner that died.
+
+    Args:
+        session: whose thread this is.
+        address: where the lock is.
+        memory: the number of the memory that it is in.
+        offset: its place there.
+        deadline: of the wait for it; None is the session's own time from when it has to wait.
+        what: it is, or is for, in words.
+
+    Raises:
+        WaitTimeoutError, ClosedError: another one kept it; this session is over.
+    """
+    code = mutex.try_lock(address)
+    if code == mutex.BUSY:
+        patience = Patience(session, deadline or session.start_deadline(), what)
+        with session.waiting(at.FOR_LOCK, memory, offset):
+            while (code := mutex.lock(address, patience.deadline.left(_SLICE_SECONDS))) == mutex.TIMED_OUT:
+                patience.raise_if_over()
+    if code == mutex.OWNER_DEAD:
+        mutex.recover(address)
+    elif code != 0:
+        raise MultiversoError(f"{what}: a lock in shared memory cannot be taken (code {code}); restart the job")
+
+
 @contextmanager
 def held(session: Session, memory: SharedMemory, deadline: Deadline, what: str) -> Iterator[None]:
     """Holds the lock meanwhile; takes it over from an owner that died.
@@ -39,16 +65,7 @@ def held(session: Session, memory: SharedMemory, deadline: Deadline, what: str) 
     """
     address = memory.address
     try:
-        code = mutex.try_lock(address)
-        if code == mutex.BUSY:
-            patience = Patience(session, deadline, what)
-            with session.waiting(at.FOR_LOCK, memory.number, 0):
-                while (code := mutex.lock(address, deadline.left(_SLICE_SECONDS))) == mutex.TIMED_OUT:
-                    patience.raise_if_over()
-        if code == mutex.OWNER_DEAD:
-            mutex.recover(address)
-        elif code != 0:
-            raise MultiversoError(f"{what}: a lock in shared memory cannot be taken (code {code}); restart the job")
+        take(session, address, memory.number, 0, deadline, what)
         yield
     finally:
         # Not by what try_lock said: a Ctrl-C may have come between its success and our notice of it.

@@ -7,7 +7,9 @@ From the same facts come the error after a deadline, the warning after ten secon
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from multiverso.layout import words as at
 from multiverso.memory.mutex import owner_pid
@@ -19,8 +21,7 @@ from multiverso.shards.shard import Shard, TableProgress, WorkerProgress
 COLLECTIVE = "a table without a name is made by all workers together; with name= each may come when it likes"
 
 
-@dataclass(frozen=True)
-class WaitGraph:
+class WaitGraph(Struct, frozen=True):
     """Everything that is needed to say who waits for whom.
 
     Attributes:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from msgspec import Struct
 
 from multiverso.layout import words as at
 
 
-@dataclass(frozen=True)
-class Wait:
+class Wait(Struct, frozen=True):
     """What a worker waits for.
 
     Attributes:
@@ -36,8 +35,7 @@ class Wait:
         return self.kind in (at.FOR_LOCK, at.FOR_WORD)
 
 
-@dataclass(frozen=True)
-class WorkerState:
+class WorkerState(Struct, frozen=True):
     """What one worker's block of the control segment says."""
 
     worker_id: int

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import queue
-import socket
 from collections.abc import Iterator
 from typing import Any, Literal
+
+from multiverso.wake import Wake
 
 End = Literal["left", "lost", "absent"]
 
@@ -17,27 +17,26 @@ class Mailbox:
     def __init__(self) -> None:
         self._ends: queue.SimpleQueue[tuple[End, int, int]] = queue.SimpleQueue()
         self._orders: queue.SimpleQueue[Any] = queue.SimpleQueue()
-        self._wake: tuple[socket.socket, ...] = ()
+        self._wake: Wake | None = None
 
     def open(self) -> None:
         """Makes the socket. What is posted before is not lost."""
-        self._wake = socket.socketpair()
-        for end in self._wake:
-            end.setblocking(False)
+        self._wake = Wake()
 
     def close(self) -> None:
         """Closes it; later posts are dropped."""
-        for end in self._wake:
-            end.close()
+        if self._wake is not None:
+            self._wake.close()
 
     def fileno(self) -> int:
         """The descriptor that is readable while something was posted."""
-        return self._wake[0].fileno()
+        assert self._wake is not None
+        return self._wake.fileno()
 
     def poke(self) -> None:
         """Wakes the node's thread, to look at what has changed."""
-        with contextlib.suppress(OSError, IndexError):
-            self._wake[1].send(b"x")
+        if self._wake is not None:
+            self._wake.set()
 
     def post_order(self, order: Any) -> None:
         """Posts what is to be done: an order of the coordinator's, or something to call."""
@@ -51,8 +50,8 @@ class Mailbox:
 
     def clear(self) -> None:
         """Before reading: what is posted from here on wakes the node's thread again."""
-        with contextlib.suppress(BlockingIOError):
-            self._wake[0].recv(4096)
+        assert self._wake is not None
+        self._wake.clear()
 
     def orders(self) -> Iterator[Any]:
         """Yields the orders there are, each once."""

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import time
-from dataclasses import dataclass
+
+import msgspec
 
 from multiverso.deadline import Deadline
 from multiverso.errors import MultiversoError, WaitTimeoutError
@@ -17,16 +18,15 @@ _WITHDRAW_SECONDS = 1.0
 _LATER_SECONDS = 0.02
 
 
-@dataclass(frozen=True)
-class Place:
+class Place(msgspec.Struct, frozen=True):
     """A worker's place, as the node gives it.
 
     Attributes:
         worker_id: its number.
         workers_num: how many workers the job has; None where they come and go.
         incarnation: how many processes had this number before, and died.
+        control: the size of the control segment, which begins the job's memory.
         job: what the job is called on all hosts; nothing on one.
-        control_bytes: the size of the control segment, which begins the job's memory.
         places: the host of each worker, by number; empty on one host.
         here: the name of this host; empty on one host.
     """
@@ -34,10 +34,10 @@ class Place:
     worker_id: int
     workers_num: int | None
     incarnation: int
-    job: str
-    control_bytes: int
-    places: tuple[str, ...]
-    here: str
+    control: int
+    job: str = ""
+    places: tuple[str, ...] = ()
+    here: str = ""
 
 
 def ask_for_place(link: NodeLink, request: Attach, deadline: Deadline) -> tuple[Place, list[int]]:
@@ -66,16 +66,7 @@ def ask_for_place(link: NodeLink, request: Attach, deadline: Deadline) -> tuple[
             )
         time.sleep(_LATER_SECONDS)
         answer, descriptors = link.ask(request, deadline.at, what)
-    place = Place(
-        worker_id=answer["worker_id"],
-        workers_num=answer["workers_num"],
-        incarnation=int(answer["incarnation"]),
-        job=str(answer.get("job") or ""),
-        control_bytes=int(answer["control"]),
-        places=tuple(map(str, answer.get("places") or ())),
-        here=str(answer.get("here") or ""),
-    )
-    return place, descriptors
+    return msgspec.convert(answer, Place), descriptors
 
 
 def raise_if_late(control: Control, workers_num: int | None, deadline: Deadline) -> None:

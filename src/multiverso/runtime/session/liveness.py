@@ -11,13 +11,13 @@ import os
 import select
 import signal
 import socket
-import sys
 import threading
 import time
 
 from multiverso.layout import words as at
 from multiverso.memory import mutex
 from multiverso.runtime.job.control import Control
+from multiverso.saying import say
 
 _LOOK_MILLISECONDS = 200
 _GRACE_SECONDS = 1.0
@@ -96,7 +96,7 @@ class Liveness:
         if not self._ends_with_node:
             return
         with contextlib.suppress(OSError, ValueError):  # it may have been the launcher that read it
-            print("multiverso: the launcher is gone, so this worker ends", file=sys.stderr, flush=True)
+            say("the launcher is gone, so this worker ends")
         os.kill(os.getpid(), signal.SIGTERM)
         time.sleep(_GRACE_SECONDS)
         os._exit(128 + signal.SIGTERM)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Callable
 
@@ -15,6 +14,7 @@ from multiverso.runtime.job.wait_graph import COLLECTIVE, WaitGraph, names
 from multiverso.runtime.job.worker_state import WorkerState
 from multiverso.runtime.session.node_link import NodeLink
 from multiverso.runtime.session.view import SessionView
+from multiverso.saying import say
 
 _WARN_SECONDS = 10.0
 _STOPPED_SECONDS = 1.0
@@ -103,11 +103,7 @@ class Patience:
             )
         if not self._warned and (waited >= _WARN_SECONDS or (waited >= _STOPPED_SECONDS and self._stopped())):
             self._warned = True
-            print(
-                f"multiverso: worker {session.worker_id} has waited {waited:.0f} s for {self._what}: {self._whom()}",
-                file=sys.stderr,
-                flush=True,
-            )
+            say(f"worker {session.worker_id} has waited {waited:.0f} s for {self._what}: {self._whom()}")
         self._look_for_deadlock()
         session.control.look_at(session.worker_id, self.deadline)
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Mapping
 
 from multiverso.deadline import Deadline
 from multiverso.runtime.session.patience import Patience
 from multiverso.runtime.session.view import SessionView
+from multiverso.saying import say
 from multiverso.shards.shard import Shard
 
 _LONGEST_SECONDS = 10.0  # then they train for long between two rounds, or have no use for that table any more
@@ -40,10 +40,8 @@ def leaves_values(session: SessionView, what: str, steps: int = 0) -> bool:
     if not session.incarnation or (steps and not is_behind(session)):
         return False
     session.count_barriers(session.barriers + steps)
-    sys.stderr.write(
-        f"multiverso: worker {session.worker_id} has taken the place of one that died: {what} keeps the values of "
-        "now, and is not loaded\n"
-    )
+    taken = f"worker {session.worker_id} has taken the place of one that died"
+    say(f"{taken}: {what} keeps the values of now, and is not loaded")
     return True
 
 

@@ -142,7 +142,7 @@ class Session(InProcess):
         request = Attach(PROTOCOL, consistency, wish, number, on_lost, self.exchange.as_message())
         place, descriptors = ask_for_place(self._link, request, deadline)
         self._holdings.begin(descriptors)
-        self.control = Control(self._holdings.map(0, place.control_bytes), place.places, place.here)
+        self.control = Control(self._holdings.map(0, place.control), place.places, place.here)
         self.worker_id = place.worker_id
         self.fixed_num = place.workers_num
         self._attached = True

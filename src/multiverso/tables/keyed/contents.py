@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from msgspec.structs import replace
 
 from multiverso.kernels.keyed.passes import GONE, KEY
 from multiverso.layout.keyed import NO_ROW
@@ -154,7 +154,7 @@ class KeyedContents(HeldKeyedTable):
 
     def _remove(self, keys: Any, timeout_seconds: float | None = None) -> npt.NDArray[np.bool_]:
         array = as_keys(keys)
-        this_call, calls = Call(Removing(array.reshape(-1))), self._calls
+        this_call, calls = Call(Removing.of(array.reshape(-1))), self._calls
         removed = calls.remove(this_call, self._deadline(timeout_seconds)).reshape(array.shape)
         calls.end(this_call)
         return removed

@@ -9,11 +9,11 @@ them is another key's by the time that it continues.
 from __future__ import annotations
 
 import sys
-from dataclasses import dataclass, field
 from types import FrameType
 
 import numpy as np
 import numpy.typing as npt
+from msgspec import Struct, field
 
 from multiverso.tables.convert import Array
 from multiverso.tables.keyed.keys import Keys
@@ -32,8 +32,7 @@ def _unmarked(keys: Keys) -> Keys:
     return np.full(keys.size, NOT_YET)
 
 
-@dataclass(eq=False, slots=True)
-class Adding:
+class Adding(Struct, eq=False):
     """An add.
 
     Attributes:
@@ -78,16 +77,17 @@ class Adding:
         self.rows[:] = NOT_YET
 
 
-@dataclass(eq=False, slots=True)
-class Removing:
+class Removing(Struct, eq=False):
     """A removal. ``removed``: for each key, whether it had a row."""
 
     keys: Keys
-    removed: Keys = field(init=False)
+    removed: Keys
     complete: bool = False
 
-    def __post_init__(self) -> None:
-        self.removed = _unmarked(self.keys)
+    @classmethod
+    def of(cls, keys: Keys) -> Removing:
+        """Returns one that has not begun."""
+        return cls(keys, _unmarked(keys))
 
     def is_same(self, other: object) -> bool:
         """Returns whether another call is the repetition of this one."""
@@ -106,8 +106,7 @@ class Removing:
         self.removed[:] = NOT_YET
 
 
-@dataclass(eq=False, slots=True)
-class Evicting:
+class Evicting(Struct, eq=False):
     """An eviction, or a tick. What it has done is never half done; only its result would be lost.
 
     Attributes:
@@ -123,8 +122,7 @@ class Evicting:
         return isinstance(other, Evicting) and (self.tick is None) == (other.tick is None)
 
 
-@dataclass(eq=False, slots=True)
-class Call:
+class Call(Struct, eq=False):
     """A user's call, from its beginning until it has returned; the local `this_call` of its maker.
 
     A repetition of a call that raised and a call of a signal's handler, made when the one that it has interrupted has

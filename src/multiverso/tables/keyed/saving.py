@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import os
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict
 from typing import Any
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from multiverso.errors import SnapshotError
 from multiverso.files.opening import write_whole
@@ -22,8 +24,7 @@ Array = npt.NDArray[Any]
 Keys = npt.NDArray[np.int64]
 
 
-@dataclass(frozen=True)
-class Content:
+class Content(Struct, frozen=True):
     """What a table holds, or what has changed in it.
 
     Attributes:
@@ -41,8 +42,7 @@ class Content:
     ticks: int = 0
 
 
-@dataclass(frozen=True)
-class Copied:
+class Copied(Struct, frozen=True):
     """A table as it was at a moment."""
 
     spec: KeyedSpec
