@@ -3,11 +3,12 @@
 A plain load in a wait loop is optimised away: hence intrinsics. libc's functions are declared as external, so that
 the object code names them and nothing of this process.
 """
-# mypy: disable-error-code="no-untyped-def,no-untyped-call,misc,untyped-decorator"
+# mypy: disable-error-code="no-untyped-def,no-untyped-call,misc,untyped-decorator,attr-defined"
 
 from __future__ import annotations
 
 import platform
+from inspect import Parameter, Signature
 from typing import Any
 
 from llvmlite import ir
@@ -33,66 +34,55 @@ _SECOND = 1_000_000_000
 _inline = njit(nogil=True, error_model="numpy")
 
 
-def _load(bits: ir.IntType, size: int, numba_type: Any) -> Any:
-    @intrinsic
-    def load(typingctx, address):
-        def codegen(context, builder, signature, args):
-            return builder.load_atomic(builder.inttoptr(args[0], bits.as_pointer()), "seq_cst", size)
+def _instruction(signature: Any, emit: Any) -> Any:
+    """Returns what kernels call for the instructions that ``emit(builder, *arguments)`` adds where they do."""
 
-        return numba_type(types.uintp), codegen
+    def instruction(typingctx, *arguments):
+        def codegen(context, builder, typed, args):
+            result = emit(builder, *args)
+            return context.get_dummy_value() if typed.return_type == types.void else result
 
-    return load
+        return signature, codegen
 
-
-def _store(bits: ir.IntType, size: int, numba_type: Any) -> Any:
-    @intrinsic
-    def store(typingctx, address, value):
-        def codegen(context, builder, signature, args):
-            pointer = builder.inttoptr(args[0], bits.as_pointer())
-            builder.store_atomic(args[1], pointer, "seq_cst", size)
-            return context.get_dummy_value()
-
-        return types.void(types.uintp, numba_type), codegen
-
-    return store
+    names = "typingctx", *(f"argument{i}" for i in range(len(signature.args)))  # Numba would make a tuple of others
+    parameters = [Parameter(name, Parameter.POSITIONAL_OR_KEYWORD) for name in names]
+    instruction.__signature__ = Signature(parameters)
+    return intrinsic(instruction)
 
 
-def _fetch_add(bits: ir.IntType, numba_type: Any) -> Any:
-    @intrinsic
-    def fetch_add(typingctx, address, value):
-        def codegen(context, builder, signature, args):
-            return builder.atomic_rmw("add", builder.inttoptr(args[0], bits.as_pointer()), args[1], "seq_cst")
-
-        return numba_type(types.uintp, numba_type), codegen
-
-    return fetch_add
+def _to(kind: Any, builder: Any, address: Any) -> Any:
+    """An address as a pointer to something."""
+    return builder.inttoptr(address, kind.as_pointer())
 
 
-load32 = _load(_I32, 4, types.int32)
-load64 = _load(_I64, 8, types.int64)
-store32 = _store(_I32, 4, types.int32)
-store64 = _store(_I64, 8, types.int64)
-add32 = _fetch_add(_I32, types.int32)
-add64 = _fetch_add(_I64, types.int64)
+def _word(kind: ir.IntType, number: Any) -> tuple[Any, Any, Any]:
+    """A load, a store and an addition of whole numbers, in the one order of all."""
+    size = kind.width // 8
+    return (
+        _instruction(
+            number(types.uintp), lambda builder, at: builder.load_atomic(_to(kind, builder, at), "seq_cst", size)
+        ),
+        _instruction(
+            types.void(types.uintp, number),
+            lambda builder, at, value: builder.store_atomic(value, _to(kind, builder, at), "seq_cst", size),
+        ),
+        _instruction(
+            number(types.uintp, number),
+            lambda builder, at, value: builder.atomic_rmw("add", _to(kind, builder, at), value, "seq_cst"),
+        ),
+    )
 
 
-@intrinsic
-def compare_swap64(typingctx, address, old, new):
-    def codegen(context, builder, signature, args):
-        pointer = builder.inttoptr(args[0], _I64.as_pointer())
-        return builder.extract_value(builder.cmpxchg(pointer, args[1], args[2], "seq_cst", "seq_cst"), 0)
-
-    return types.int64(types.uintp, types.int64, types.int64), codegen
-
-
-@intrinsic
-def pointer_at(typingctx, address):
-    """An address as a pointer that ``numba.carray`` takes."""
-
-    def codegen(context, builder, signature, args):
-        return builder.inttoptr(args[0], _I8.as_pointer())
-
-    return types.voidptr(types.uintp), codegen
+load32, store32, add32 = _word(_I32, types.int32)
+load64, store64, add64 = _word(_I64, types.int64)
+compare_swap64 = _instruction(
+    types.int64(types.uintp, types.int64, types.int64),
+    lambda builder, at, old, new: builder.extract_value(
+        builder.cmpxchg(_to(_I64, builder, at), old, new, "seq_cst", "seq_cst"), 0
+    ),
+)
+# an address as what ``numba.carray`` takes
+pointer_at = _instruction(types.voidptr(types.uintp), lambda builder, at: _to(_I8, builder, at))
 
 
 @_inline
@@ -205,87 +195,36 @@ def populate(address, nbytes):
 def _call(kinds: str) -> Any:
     """Calls a loop by its address; p is an address, n a number."""
     signature = types.void(_address, *(_address if kind == "p" else _long for kind in kinds))
-    byte = _I8.as_pointer()
-    function_type = ir.FunctionType(ir.VoidType(), [byte if kind == "p" else _I64 for kind in kinds])
+    loop = ir.FunctionType(ir.VoidType(), [_I8.as_pointer() if kind == "p" else _I64 for kind in kinds])
 
-    def codegen(context, builder, signature, args):
-        callee = builder.inttoptr(args[0], function_type.as_pointer())
-        given = zip(kinds, args[1:], strict=True)
-        builder.call(callee, [builder.inttoptr(a, byte) if kind == "p" else a for kind, a in given])
-        return context.get_dummy_value()
+    def emit(builder, function, *given):
+        callee = _to(loop, builder, function)
+        pairs = zip(kinds, given, strict=True)
+        builder.call(callee, [_to(_I8, builder, each) if kind == "p" else each for kind, each in pairs])
 
-    return signature, codegen
+    return _instruction(signature, emit)
 
 
-@intrinsic
-def call_update(typingctx, function, values, delta, state, stride, hyper, count):
-    return _call("pppnpn")
+call_update, call_push, call_pull = _call("pppnpn"), _call("pppnppn"), _call("pppnpn")
 
-
-@intrinsic
-def call_push(typingctx, function, centre, local, state, stride, hyper, delta, count):
-    return _call("pppnppn")
-
-
-@intrinsic
-def call_pull(typingctx, function, centre, local, state, stride, hyper, count):
-    return _call("pppnpn")
-
-
-def _ordered(order: str) -> tuple[Any, Any]:
-    """A load and a store of an int64; on x86-64 a plain move each, where seq_cst stores cost 20 cycles."""
-
-    @intrinsic
-    def load(typingctx, address):
-        def codegen(context, builder, signature, args):
-            return builder.load_atomic(builder.inttoptr(args[0], _I64.as_pointer()), "acquire", 8)
-
-        return types.int64(types.uintp), codegen
-
-    @intrinsic
-    def store(typingctx, address, value):
-        def codegen(context, builder, signature, args):
-            builder.store_atomic(args[1], builder.inttoptr(args[0], _I64.as_pointer()), "release", 8)
-            return context.get_dummy_value()
-
-        return types.void(types.uintp, types.int64), codegen
-
-    return load, store
-
-
-load_acquire64, store_release64 = _ordered("acquire")
-
-
-@intrinsic
-def load_double(typingctx, address):
-    def codegen(context, builder, signature, args):
-        return builder.load(builder.inttoptr(args[0], ir.DoubleType().as_pointer()))
-
-    return types.float64(types.uintp), codegen
-
-
-@intrinsic
-def load_float32(typingctx, address):
-    def codegen(context, builder, signature, args):
-        number = builder.load(builder.inttoptr(args[0], ir.FloatType().as_pointer()))
-        return builder.fpext(number, ir.DoubleType())
-
-    return types.float64(types.uintp), codegen
-
-
-def _fence(order: str) -> Any:
-    @intrinsic
-    def fence(typingctx):
-        def codegen(context, builder, signature, args):
-            builder.fence(order)
-            return context.get_dummy_value()
-
-        return types.void(), codegen
-
-    return fence
-
-
-fence_acquire, fence_release, fence_all = _fence("acquire"), _fence("release"), _fence("seq_cst")
+# on x86-64 a plain move each, where seq_cst stores cost 20 cycles
+load_acquire64 = _instruction(
+    types.int64(types.uintp), lambda builder, at: builder.load_atomic(_to(_I64, builder, at), "acquire", 8)
+)
+store_release64 = _instruction(
+    types.void(types.uintp, types.int64),
+    lambda builder, at, value: builder.store_atomic(value, _to(_I64, builder, at), "release", 8),
+)
+load_double = _instruction(
+    types.float64(types.uintp), lambda builder, at: builder.load(_to(ir.DoubleType(), builder, at))
+)
+load_float32 = _instruction(
+    types.float64(types.uintp),
+    lambda builder, at: builder.fpext(builder.load(_to(ir.FloatType(), builder, at)), ir.DoubleType()),
+)
+fence_acquire = _instruction(types.void(), lambda builder: builder.fence("acquire"))
+fence_release = _instruction(types.void(), lambda builder: builder.fence("release"))
+fence_all = _instruction(types.void(), lambda builder: builder.fence("seq_cst"))
 
 
 def _builtin(builder: Any, name: str, kinds: list[Any], *values: Any) -> Any:
@@ -294,53 +233,40 @@ def _builtin(builder: Any, name: str, kinds: list[Any], *values: Any) -> Any:
 
 
 def _prefetch(write: int) -> Any:
-    @intrinsic
-    def prefetch(typingctx, address):
-        def codegen(context, builder, signature, args):
-            byte = _I8.as_pointer()
-            place = builder.inttoptr(args[0], byte)
-            _builtin(builder, "llvm.prefetch", [byte], place, _I32(write), _I32(3), _I32(1))
-            return context.get_dummy_value()
+    def emit(builder, address):
+        byte = _I8.as_pointer()
+        place = builder.inttoptr(address, byte)
+        _builtin(builder, "llvm.prefetch", [byte], place, _I32(write), _I32(3), _I32(1))
 
-        return types.void(types.uintp), codegen
-
-    return prefetch
+    return _instruction(types.void(types.uintp), emit)
 
 
 prefetch, prefetch_to_write = _prefetch(0), _prefetch(1)
 
 
-@intrinsic
-def pause(typingctx):
-    def codegen(context, builder, signature, args):
-        if platform.machine() == "x86_64":
-            _builtin(builder, "llvm.x86.sse2.pause", [])
-        return context.get_dummy_value()
-
-    return types.void(), codegen
+def _pause(builder):
+    if platform.machine() == "x86_64":
+        _builtin(builder, "llvm.x86.sse2.pause", [])
 
 
-@intrinsic
-def move(typingctx, to, source, nbytes):
-    def codegen(context, builder, signature, args):
-        byte = _I8.as_pointer()
-        to, source = (builder.inttoptr(a, byte) for a in args[:2])
-        flag = ir.Constant(ir.IntType(1), 0)
-        _builtin(builder, "llvm.memcpy", [byte, byte, _I64], to, source, args[2], flag)
-        return context.get_dummy_value()
-
-    return types.void(types.uintp, types.uintp, types.int64), codegen
+def _move(builder, to, source, nbytes):
+    byte = _I8.as_pointer()
+    to, source = (builder.inttoptr(each, byte) for each in (to, source))
+    _builtin(builder, "llvm.memcpy", [byte, byte, _I64], to, source, nbytes, ir.Constant(ir.IntType(1), 0))
 
 
-@intrinsic
-def move_line(typingctx, to, source):
-    def codegen(context, builder, signature, args):
-        line = ir.VectorType(_I64, _LINE // 8).as_pointer()
-        to, source = (builder.inttoptr(a, line) for a in args)
-        builder.store(builder.load(source, align=1), to, align=1)
-        return context.get_dummy_value()
+def _move_line(builder, to, source):
+    line = ir.VectorType(_I64, _LINE // 8)
+    to, source = (_to(line, builder, each) for each in (to, source))
+    builder.store(builder.load(source, align=1), to, align=1)
 
-    return types.void(types.uintp, types.uintp), codegen
+
+pause = _instruction(types.void(), _pause)
+move = _instruction(types.void(types.uintp, types.uintp, types.int64), _move)
+move_line = _instruction(types.void(types.uintp, types.uintp), _move_line)
+trailing_zeros = _instruction(
+    types.int64(types.int64), lambda builder, value: builder.cttz(value, ir.Constant(ir.IntType(1), 0))
+)
 
 
 @intrinsic
@@ -356,14 +282,6 @@ def add_line(typingctx, to, source, like):
         return context.get_dummy_value()
 
     return types.void(types.uintp, types.uintp, like), codegen
-
-
-@intrinsic
-def trailing_zeros(typingctx, value):
-    def codegen(context, builder, signature, args):
-        return builder.cttz(args[0], ir.Constant(ir.IntType(1), 0))
-
-    return types.int64(types.int64), codegen
 
 
 _U64 = types.uint64
@@ -396,12 +314,11 @@ store_int32 = _number(_I32, types.int32)
 store_int64 = _number(_I64, types.int64)
 
 
-@intrinsic
-def object_head(typingctx):
-    def codegen(context, builder, signature, args):
-        facts = builder.module.globals.get(PYTHON_FACTS) or ir.GlobalVariable(
-            builder.module, ir.ArrayType(_I64, 2), PYTHON_FACTS
-        )
-        return builder.load(builder.gep(facts, [_I32(0), _I32(1)]))
+def _object_head(builder):
+    facts = builder.module.globals.get(PYTHON_FACTS) or ir.GlobalVariable(
+        builder.module, ir.ArrayType(_I64, 2), PYTHON_FACTS
+    )
+    return builder.load(builder.gep(facts, [_I32(0), _I32(1)]))
 
-    return types.uintp(), codegen
+
+object_head = _instruction(types.uintp(), _object_head)
