@@ -64,8 +64,9 @@ def test_a_snapshot_says_who_waits_for_whom_and_what_that_costs() -> None:
             if session.worker_id != 2:
                 session.barrier()
                 return None
-            watching = Observer()
-            wait_for(lambda: sum(1 for worker in watching.see(node.status()).workers if worker.waiting_for) == 2)
+            watching = Observer()  # from here on: before, a worker may have waited for its table
+            waiting = lambda: [worker["waiting_for"] for worker in node.status()["workers"]]  # noqa: E731
+            wait_for(lambda: waiting() == ["barrier 1", "barrier 1", None])
             wait_for(lambda: watching.see(node.status()).workers[2].cost_seconds > 0.2)
             go.set()
             session.barrier()
