@@ -106,7 +106,7 @@ class Attachment:
         """Pins what another reader keeps meanwhile, or returns None if none does.
 
         Raises:
-            IndexError: as :meth:`take`.
+            IndexError: as `take`.
         """
         lines = self._readers.array(0, at.MOST_READERS * at.READER_BYTES // 8, np.int64)
         if not (lines.reshape(at.MOST_READERS, -1)[:, at.PINS // 8 :] == word).any():

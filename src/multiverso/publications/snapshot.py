@@ -60,7 +60,7 @@ class Snapshot(Mapping[str, Array], InProcess):
 
     @property
     def ticket(self) -> str:
-        """What another process here gives to :meth:`Subscription.redeem` to read this very version.
+        """What another process here gives to `Subscription.redeem` to read this very version.
 
         This snapshot has to be kept until that process has let the version go.
         """

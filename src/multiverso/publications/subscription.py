@@ -113,13 +113,13 @@ class Subscription(InProcess):
         """Returns the very version that another process has a snapshot of, and keeps until this one is released.
 
         Args:
-            ticket: the other's :attr:`Snapshot.ticket`.
+            ticket: the other's `Snapshot.ticket`.
             timeout_seconds: for its publisher to be found from here; by default the subscription's.
 
         Raises:
             SnapshotError: nobody keeps that version any more, or it is no ticket.
             WaitTimeoutError: its publisher is not the one that is followed here.
-            ClosedError: as :meth:`latest`.
+            ClosedError: as `latest`.
         """
         try:
             memory_id, pinned = (int(part, 16) for part in ticket.split("-"))

@@ -1,4 +1,4 @@
-"""vLLM samplers follow a publication: ``WeightTransferConfig(backend="multiverso")``, and a :class:`Follower`.
+"""vLLM samplers follow a publication: ``WeightTransferConfig(backend="multiverso")``, and a `Follower`.
 
 The backend is a plugin: installing multiverso beside vLLM is enough, in all of vLLM's processes.
 """

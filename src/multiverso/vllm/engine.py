@@ -19,7 +19,7 @@ from multiverso.publications import Subscription, subscribe
 
 @dataclass
 class Source(WeightTransferInitInfo):  # type: ignore[misc]
-    """What is followed; as for :func:`multiverso.subscribe`."""
+    """What is followed; as for `multiverso.subscribe`."""
 
     publication: str
     job: str | None = None
@@ -28,7 +28,7 @@ class Source(WeightTransferInitInfo):  # type: ignore[misc]
 
 @dataclass
 class Update(WeightTransferUpdateInfo):  # type: ignore[misc]
-    """Which version: :attr:`multiverso.Snapshot.ticket` of who asks for it. Without one, the newest."""
+    """Which version: `multiverso.Snapshot.ticket` of who asks for it. Without one, the newest."""
 
     ticket: str = ""
 

@@ -13,7 +13,7 @@ class Follower:
     Args:
         llm: a ``vllm.LLM`` that was made with ``weight_transfer_config=WeightTransferConfig(backend="multiverso")``.
         publication: its name.
-        job: the address of the job that publishes it, as for :func:`multiverso.subscribe`.
+        job: the address of the job that publishes it, as for `multiverso.subscribe`.
         timeout_seconds: deadline of each wait.
 
     Attributes:
