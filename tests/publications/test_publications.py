@@ -601,3 +601,68 @@ def test_another_users_process_gets_nothing(name: str) -> None:
         with program(stranger, names.address(name, "")):
             assert publication.readers == 0
         assert publication.publish(WEIGHTS) == 1
+
+
+# Raises exceptions at random moments of reads and publishes, and looks after each what is left of it. A process of its
+# own: the alarm's timer is pytest's.
+STORM = """
+    import gc, random, signal, sys
+    import numpy as np
+    import multiverso as mv
+
+    class Alarm(Exception):
+        pass
+
+    def ring(number, frame):
+        global armed
+        while frame is not None and armed:
+            if "multiverso" in frame.f_code.co_filename:
+                armed = False
+                raise Alarm
+            frame = frame.f_back
+
+    armed = False
+    gc.disable()  # an exception in a callback of a collection is printed, and lost
+
+    def whole(snapshot):
+        assert all((array == snapshot.step).all() for array in snapshot.values())
+
+    def read():
+        with reader.latest() as snapshot:
+            whole(snapshot)
+
+    def publish(step):
+        for array in model.values():
+            array[...] = step
+        return publication.publish(model, step=step)
+
+    signal.signal(signal.SIGALRM, ring)
+    model = {"a": np.zeros(3000), "b": np.zeros(5, np.int8)}
+    interrupted = {read: 0, publish: 0}
+    with mv.Publication(sys.argv[1], like=model, slots=2) as publication, mv.subscribe(sys.argv[1]) as reader:
+        publish(0)
+        read()
+        for _ in range(300):
+            for what in interrupted:
+                signal.setitimer(signal.ITIMER_REAL, random.uniform(2e-5, 4e-4))
+                try:
+                    armed = True
+                    for step in range(1, 30):
+                        what() if what is read else what(step)
+                except Alarm:
+                    interrupted[what] += 1
+                armed = False
+                signal.setitimer(signal.ITIMER_REAL, 0)
+            read()
+            reader.latest().verify()
+            assert not reader._attachment.pinned, "an exception has left a pin"
+            assert publish(0) is not None
+    print(*interrupted.values())
+"""
+
+
+def test_exceptions_at_any_moment_leave_no_pin_and_no_half_of_a_version(name: str) -> None:
+    command = [sys.executable, "-c", textwrap.dedent(STORM), name]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS)
+    assert ended.returncode == 0, ended.stderr
+    assert min(map(int, ended.stdout.split())) > 100

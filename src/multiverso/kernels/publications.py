@@ -10,34 +10,54 @@ other: a slot that the publisher finds without a pin is not read by anybody unti
 
 from __future__ import annotations
 
-from multiverso.compiling.atomics import array_at, fence_all, load_acquire64, store64, store_release64, words
-from multiverso.compiling.declaring import Address, Int, inner, kernel
-from multiverso.layout.publications import MOST_PINS, PINS, READER_BYTES, SLOT_MASK
+from multiverso.compiling.atomics import (
+    array_at,
+    compare_swap64,
+    fence_all,
+    load_acquire64,
+    store64,
+    store_release64,
+    words,
+)
+from multiverso.compiling.declaring import Address, Int, Thing, Words, inner, kernel
+from multiverso.layout.publications import MOST_PINS, PINS, READER_BYTES, SLOT_MASK, TAKEN
 
 _MIX = -0x61C8864680B583EB  # 2**64 divided by the golden ratio, as an int64
 _LOW = 0xFFFFFFFF
 
 
 @kernel
-def pin(current: Address, place: Address) -> Int:
-    """Pins what is current, and returns its word; 0: nothing has been published.
+def pin(current: Address, pins: Address, cell: Words) -> Int:
+    """Pins what is current, and returns its word; 0: nothing has been published; -1: no pin is free.
 
     Args:
         current: the publication's word.
-        place: a pin of this process that is free.
+        pins: of this process, all of whose threads may be in here.
+        cell: gets the place of the pin, for :func:`unpin`.
     """
-    while True:
-        word = load_acquire64(current)
-        store64(place, word)
-        fence_all()
-        if load_acquire64(current) == word:
-            return word
+    for number in range(MOST_PINS):
+        place = pins + 8 * number
+        if load_acquire64(place) == 0 and compare_swap64(place, 0, TAKEN) == 0:
+            while True:
+                word = load_acquire64(current)
+                store64(place, word)
+                fence_all()
+                if load_acquire64(current) == word:
+                    cell[0] = place if word else 0
+                    return word
+    return -1
 
 
 @kernel
-def unpin(place: Address) -> Int:
-    """Gives a pin back, after all that was read under it."""
-    store_release64(place, 0)
+def unpin(cell: Words, reference: Thing) -> Int:
+    """Gives a pin back, after all that was read under it.
+
+    It is called by the weak reference to whoever has it: no exception comes before it or in the middle of it.
+    """
+    place = cell[0]
+    if place:
+        cell[0] = 0
+        store_release64(place, 0)
     return 0
 
 

@@ -38,3 +38,4 @@ MOST_READERS = 256
 MOST_SLOTS = 8
 SLOT_BITS = 4
 SLOT_MASK = (1 << SLOT_BITS) - 1
+TAKEN = 1 << SLOT_BITS  # what a pin holds for a moment: it is taken, and says of no slot yet

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
+import functools
 import os
-from collections import deque
+import weakref
 from io import FileIO
 from typing import Any
 
@@ -16,10 +16,12 @@ from multiverso.kernels import publications as kernels
 from multiverso.layout import publications as at
 from multiverso.memory import mutex
 from multiverso.memory.segment import Segment
-from multiverso.memory.words import load64, store64
+from multiverso.memory.words import load64
 from multiverso.publications.lending import Loan
 from multiverso.runtime.session.node_link import NodeLink
 from multiverso.wire.requests import Subscribe
+
+_made: weakref.WeakSet[Attachment] = weakref.WeakSet()
 
 
 class Attachment:
@@ -57,10 +59,11 @@ class Attachment:
         self._slots = self._data.address + at.HEADER.size
         reader = self._readers.address + loan.line * at.READER_BYTES
         self._life = reader + at.LIFE
-        self._places = deque(reader + at.PINS + 8 * place for place in range(at.MOST_PINS))
+        self._pins = reader + at.PINS
         self._pin, self._unpin = kernels.pin.compiled(), kernels.unpin.compiled()
-        self._pid = os.getpid()
+        self._references: list[weakref.ref[Pin]] = []  # whose callbacks give the pins back
         self.connected = True  # False once the publisher has ended (the subscription's thread)
+        _made.add(self)
 
     @property
     def version(self) -> int:
@@ -74,12 +77,7 @@ class Attachment:
 
     def die(self) -> bool:
         """Gives the life lock back, if no pin is left; whether that is so (the subscription's thread)."""
-        taken = []
-        with contextlib.suppress(IndexError):
-            while True:  # so that nobody takes one meanwhile
-                taken.append(self._places.pop())
-        if len(taken) < at.MOST_PINS:
-            self._places.extend(taken)
+        if self.pinned:
             return False
         mutex.unlock(self._life)
         return True
@@ -87,7 +85,7 @@ class Attachment:
     @property
     def pinned(self) -> bool:
         """Whether any snapshot of it is there."""
-        return len(self._places) < at.MOST_PINS
+        return any(load64(self._pins + 8 * number) for number in range(at.MOST_PINS))
 
     def take(self) -> Pin | None:
         """Pins the current version, or returns None before the first.
@@ -95,12 +93,7 @@ class Attachment:
         Raises:
             IndexError: this process keeps as many snapshots as it may.
         """
-        place = self._places.pop()
-        word = self._pin(self.current, place)
-        if not word:
-            self._places.append(place)
-            return None
-        return Pin(self, place, word)
+        return self._pinned_at(self.current)
 
     def share(self, word: int) -> Pin | None:
         """Pins what another reader keeps meanwhile, or returns None if none does.
@@ -108,18 +101,27 @@ class Attachment:
         Raises:
             IndexError: as `take`.
         """
+        kept = np.array([word])  # stands for what is current
         lines = self._readers.array(0, at.MOST_READERS * at.READER_BYTES // 8, np.int64)
-        if not (lines.reshape(at.MOST_READERS, -1)[:, at.PINS // 8 :] == word).any():
-            return None
-        place = self._places.pop()
-        store64(place, word)
-        return Pin(self, place, word)
+        there = (lines.reshape(at.MOST_READERS, -1)[:, at.PINS // 8 :] == word).any()
+        return self._pinned_at(kept.ctypes.data) if there else None
 
-    def give_back(self, place: int) -> None:
-        """Gives a pin back; in a forked child nothing happens, as it is its parent's."""
-        if self._pid == os.getpid():
-            self._unpin(place)
-            self._places.append(place)
+    def _pinned_at(self, current: int) -> Pin | None:
+        if len(self._references) >= 2 * at.MOST_PINS:
+            self._references = [one for one in self._references if one() is not None]
+        pin, cell = Pin(self), np.zeros(1, np.int64)
+        # before it is taken: whatever exception comes from here on, it is given back
+        self._references.append(weakref.ref(pin, functools.partial(self._unpin, cell)))
+        pin.word = self._pin(current, self._pins, cell)
+        if pin.word < 0:
+            raise IndexError
+        return pin if pin.word else None
+
+    def forget(self) -> None:
+        """In a forked child: the pins are its parent's."""
+        for reference in self._references:
+            if reference.__callback__ is not None:
+                reference.__callback__.args[0][0] = 0  # type: ignore[attr-defined]
 
     def slot_at(self, word: int) -> int:
         """Returns the address of the slot that a word names."""
@@ -129,16 +131,22 @@ class Attachment:
 class Pin:
     """Keeps one version for as long as it is referred to: arrays of its memory refer to it."""
 
-    __slots__ = ("_attachment", "_place", "word")
+    __slots__ = ("__weakref__", "_attachment", "word")
 
-    def __init__(self, attachment: Attachment, place: int, word: int) -> None:
-        self._attachment, self._place, self.word = attachment, place, word
-
-    def __del__(self) -> None:
-        self._attachment.give_back(self._place)
+    def __init__(self, attachment: Attachment) -> None:
+        self._attachment = attachment
+        self.word = 0
 
     @property
     def __array_interface__(self) -> dict[str, Any]:
         # not marked as for reading only, which torch would warn of: arrays of it are
         size, place = self._attachment.layout.slot_bytes, (self._attachment.slot_at(self.word), False)
         return {"shape": (size,), "typestr": "|u1", "data": place, "version": 3}
+
+
+def _after_fork_in_child() -> None:
+    for attachment in list(_made):
+        attachment.forget()
+
+
+os.register_at_fork(after_in_child=_after_fork_in_child)

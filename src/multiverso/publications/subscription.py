@@ -187,8 +187,6 @@ class Subscription(InProcess):
             raise ClosedError(f"the subscription to {self.name!r} is closed")
 
     def _take(self, attachment: Attachment, shared: int | None = None) -> Snapshot | None:
-        if self._closing.is_set():
-            self._check()
         try:
             pin = attachment.take() if shared is None else attachment.share(shared)
         except IndexError:
@@ -196,7 +194,10 @@ class Subscription(InProcess):
                 f"this process keeps {at.MOST_PINS} snapshots of {self.name!r}, as many as it may: let some go, and "
                 "arrays that were taken from them"
             ) from None
-        return None if pin is None else Snapshot(attachment, pin)
+        # looked at after the pin is there: the thread that ends all looks for pins after this is set
+        if self._closing.is_set():
+            self._check()
+        return None if pin is None or attachment is not self._attachment else Snapshot(attachment, pin)
 
     def _what_is_missing(self, newer_than: int, deadline: Deadline) -> str:
         wanted = f"a version of {self.name!r} newer than {newer_than}" if newer_than else f"a version of {self.name!r}"

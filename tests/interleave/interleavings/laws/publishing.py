@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from random import Random
+from typing import Any
 
 import numpy as np
 
@@ -55,28 +56,30 @@ def publications(source: Source, seed: int, how: How = DRAWN) -> int:
             kernels.make_current(current, word)
 
     def read(reader: int) -> None:
-        kept: list[tuple[int, int]] = []
+        kept: list[tuple[Any, int]] = []
         seen = 0
         for _ in range(number):
-            place = next(place for place in pins(reader) if place not in [other for other, _ in kept])
+            cell = np.zeros(1, np.int64)
             before = memory.array(current, 1, np.int64)[0]
-            word = kernels.pin(current, place)
+            word = kernels.pin(current, pins(reader)[0], cell)
+            assert word >= 0, "no pin is free, and not all are taken"
             if word == 0:
                 assert not before, "nothing, after something was published"
+                kernels.unpin(cell, None)
                 continue
             version = word >> at.SLOT_BITS
             assert seen <= version, f"reader {reader}: version {version} after {seen}"
             assert version in published
             seen = version
-            kept.append((place, word))
+            kept.append((cell, word))
             for _, held in kept:
                 look(reader, held)
             if len(kept) == _PINS or random.random() < 0.5:
                 free, held = kept.pop(0)
                 look(reader, held)
-                kernels.unpin(free)
+                kernels.unpin(free, None)
         for free, _ in kept:
-            kernels.unpin(free)
+            kernels.unpin(free, None)
 
     def look(reader: int, word: int) -> None:
         for index in range(_NUMBERS):
