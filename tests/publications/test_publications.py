@@ -409,6 +409,18 @@ def test_a_ticket_gives_another_process_the_very_version_that_is_kept(name: str)
             kept.ticket
 
 
+def test_without_vllm_it_is_said_what_to_install(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    from multiverso import vllm
+
+    monkeypatch.setitem(sys.modules, "vllm", None)
+    with pytest.raises(ImportError, match=r"needs vLLM 0\.32 \(pip install vllm"):
+        vllm.register()
+    vllm.plugin()
+    assert "needs vLLM 0.32" in caplog.text
+
+
 def test_a_third_slot_takes_memory_only_when_readers_keep_two(name: str) -> None:
     big = {"w": np.ones(1 << 20, np.float32)}
     with mv.Publication(name, like=big) as publication, mv.subscribe(name, timeout_seconds=SECONDS) as subscription:
