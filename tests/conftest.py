@@ -73,6 +73,7 @@ LONGEST_FIRST = (
     "launch/test_function.py",
     "hosts/test_engines.py",
     "test_examples.py",
+    "test_actor_learner.py",
     "launch/test_run.py",
     "launch/test_cli.py",
     "page/test_page.py",
