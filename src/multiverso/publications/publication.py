@@ -25,9 +25,9 @@ class Publication(InProcess):
     """Hands versions of a model to processes that are not workers; the counterpart is `multiverso.subscribe`.
 
     Any process may publish, in a job or alone, without ``multiverso.init()``; one process at a time under a name. The
-    model
-    is copied into a slot of shared memory that nobody reads, and becomes current in one step: a reader has all
-    tensors of one version, or none. Readers are processes of the same user on this host.
+    model is copied into a slot of shared memory that nobody reads, and becomes current in one step: a reader has all
+    tensors of one version, or none. Readers are processes of the same user on this host. A publication lasts until
+    `close`, or the end of its process.
 
     Args:
         name: by which readers find it.
@@ -48,6 +48,7 @@ class Publication(InProcess):
 
     Examples:
         >>> import numpy as np
+        >>> import multiverso as mv
         >>> weights = {"w": np.ones((2, 3), "float32"), "b": np.zeros(3, "float32")}
         >>> with mv.Publication("policy-of-docs", like=weights) as publication:
         ...     publication.publish(weights, step=7)

@@ -313,6 +313,7 @@ def subscribe(
 
     Examples:
         >>> import numpy as np
+        >>> import multiverso as mv
         >>> weights = {"w": np.arange(6, dtype="float32").reshape(2, 3)}
         >>> with mv.Publication("weights-of-docs", like=weights) as publication:
         ...     publication.publish(weights, step=7)

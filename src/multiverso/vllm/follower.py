@@ -19,11 +19,11 @@ class Follower:
     Attributes:
         version: what the sampler has; 0 before the first.
 
-    Example:
-        llm = vllm.LLM(model, weight_transfer_config=WeightTransferConfig(backend="multiverso"))
-        policy = multiverso.vllm.Follower(llm, "policy")
-        version = policy.update()
-        answers = llm.generate(prompts)
+    Examples:
+        >>> llm = vllm.LLM(model, weight_transfer_config=WeightTransferConfig("multiverso"))  # doctest: +SKIP
+        >>> policy = multiverso.vllm.Follower(llm, "policy")  # doctest: +SKIP
+        >>> version = policy.update()  # doctest: +SKIP
+        >>> answers = llm.generate(prompts)  # doctest: +SKIP
     """
 
     def __init__(self, llm: Any, publication: str, job: str | None = None, *, timeout_seconds: float = 120.0) -> None:
