@@ -29,6 +29,7 @@ MODES: dict[str, dict[str, Any]] = {
     "staleness 16": {"staleness": 16},
     "staleness 4": {"staleness": 4},
     "synchronous": {"sync": True},
+    "quorum 3": {"sync": True, "quorum": 3},
 }
 
 

@@ -26,6 +26,10 @@ def init(
     sync: bool = False,
     *,
     staleness: int | None = None,
+    quorum: float | None = None,
+    grace_seconds: float | None = None,
+    record: str | os.PathLike[str] | None = None,
+    replay: str | os.PathLike[str] | None = None,
     on_lost: Literal["stop", "continue"] | None = None,
     wire: str | None = None,
     every: float | str | None = None,
@@ -42,6 +46,13 @@ def init(
     Args:
         sync: synchronous rounds: the i-th ``get`` of a table returns the same bits in every worker.
         staleness: bounded staleness instead: a read waits for workers more than this many ticks behind.
+        quorum: with ``sync=True``: a round is closed when all workers have come to it, or when so many have and
+            ``grace_seconds`` are over: a number of workers, or a fraction of those that are there, rounded up
+            (``0.75``). What a worker adds that comes later is in the next round, once, and its read returns that one's
+            values (Chen et al. 2016, "Revisiting Distributed Synchronous SGD", without dropping anything). One host.
+        grace_seconds: how long a round stays open for the others once so many have come; 0 by default.
+        record: a folder in which each worker writes, when it leaves, which rounds its reads were in.
+        replay: such a folder: each round has the workers that it had then, so that the same program gets the same bits.
         on_lost: what waits do when a worker dies: ``"stop"`` raise WorkerLostError (default), ``"continue"``
             continue without it. None takes what the launcher was told.
         wire: the format in which changes travel between hosts: ``"native"`` (default), ``"float32"``, ``"bfloat16"``,
@@ -71,6 +82,10 @@ def init(
     options: dict[str, Any] = {
         "sync": sync,
         "staleness": staleness,
+        "quorum": quorum,
+        "grace_seconds": grace_seconds,
+        "record": record,
+        "replay": replay,
         "on_lost": on_lost,
         "wire": wire,
         "every": every,

@@ -85,6 +85,11 @@ class Checkpoint(InProcess):
                     "torch, keras or theano, or SharedParams; with JAX, use manager.save() and load()"
                 )
         self._session = session or current()
+        if self._session.consistency.by_quorum:
+            raise SnapshotError(
+                "there is no checkpoint of a job with a quorum yet, whose workers are in different rounds after "
+                "equally many steps: table.save() after a barrier() in all workers, or leave quorum= out of init"
+            )
         self._in_rounds = self._session.consistency.in_rounds
         if self._in_rounds and self._every is not None and self._every.by_time:
             raise ValueError(

@@ -13,10 +13,10 @@ from multiverso.compiling.object_code import is_loop
 from multiverso.spec.table import DTYPES
 
 _BETWEEN_HOSTS = ("between_hosts.agreeing", "between_hosts.node", "between_hosts.rounds")
-OF_A_DTYPE = ("dense", "rows", "rounds.calls", "keyed.rounds", "rules", "reduce", *_BETWEEN_HOSTS)
+OF_A_DTYPE = ("dense", "rows", "rounds.calls", "quorum", "keyed.rounds", "rules", "reduce", *_BETWEEN_HOSTS)
 OF_A_FLOAT = ("row_cache",)
 OF_NONE = (
-    *("locking", "plain_arrays", "rows", "waits", "dense", "rounds.calls", *_BETWEEN_HOSTS),
+    *("locking", "plain_arrays", "rows", "waits", "dense", "rounds.calls", "quorum", *_BETWEEN_HOSTS),
     *("keyed.calls", "keyed.removal", "keyed.passes", "keyed.rounds", "read_only", "row_cache"),
     "publications",
 )

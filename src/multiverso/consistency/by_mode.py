@@ -7,6 +7,7 @@ from collections.abc import Callable
 from multiverso.consistency.asynchronous import Asynchronous
 from multiverso.consistency.bounded import Bounded
 from multiverso.consistency.protocol import Consistency, TableAccess
+from multiverso.consistency.quorum import QuorumRounds
 from multiverso.consistency.synchronous import Synchronous
 from multiverso.layout import words as at
 
@@ -14,4 +15,5 @@ OF_MODE: dict[int, Callable[[TableAccess], Consistency]] = {
     at.ASYNCHRONOUS: Asynchronous,
     at.BOUNDED: Bounded,
     at.SYNCHRONOUS: Synchronous,
+    at.QUORUM: QuorumRounds,
 }

@@ -17,6 +17,7 @@ import ctypes
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
+from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
@@ -26,6 +27,7 @@ from multiverso.deadline import Deadline
 from multiverso.errors import RowIdError
 from multiverso.layout import words as at
 from multiverso.memory.words import load64
+from multiverso.spec.modes import Quorum
 from multiverso.spec.table import TableSpec
 
 Array = npt.NDArray[Any]
@@ -90,6 +92,8 @@ class TableAccess:
         name: what error messages call it.
         staleness: the bound, in ticks, where there is one.
         first_round: the first synchronous round that this worker takes part in.
+        quorum: how many have to come to a round; None: all.
+        record, replay: the folder that tells which rounds each read was in, to be written, and to be followed.
         slot: gives the memory in which this worker adds up what it contributes to a round.
         check_may_wait: to be called before anything that may wait for other workers; raises where that makes no sense.
         resume: ``resume(code, again, deadline, what)`` calls ``again`` until it returns 0; raises when the wait
@@ -110,6 +114,9 @@ class TableAccess:
     check_may_wait: Callable[[], None]
     resume: Callable[[int, Callable[[], int], Deadline | None, str], None]
     is_awaited: Callable[[int], bool] | None = None
+    quorum: Quorum | None = None
+    record: Path | None = None
+    replay: Path | None = None
 
     @property
     def line(self) -> int:

@@ -36,8 +36,9 @@ class Synchronous:
         self._update = access.update
         self._dtype = access.spec.dtype
         self._spans_hosts = load32(access.control + at.SPANS_HOSTS) == 1
-        self._kernels: Any = chained if self._spans_hosts else rounds
-        self._apply_rule = chained.apply_rule if self._spans_hosts else rules.apply_rule_in_round
+        self._kernels: Any
+        self._apply_rule: Any
+        self._choose_kernels()
         # compiled now, and not while others wait for this worker
         (rounds.stage.compiled(self._dtype), self._kernels.read.compiled(self._dtype), self._kernels.leave.compiled())
         self._lock = new_lock()
@@ -46,6 +47,10 @@ class Synchronous:
         self._reading: str | None = None  # what the open round's read is
         if self._spans_hosts and access.update:
             self._refuse_stale_copy()
+
+    def _choose_kernels(self) -> None:
+        self._kernels = chained if self._spans_hosts else rounds
+        self._apply_rule = chained.apply_rule if self._spans_hosts else rules.apply_rule_in_round
 
     @property
     def open_round(self) -> str | None:
@@ -108,14 +113,18 @@ class Synchronous:
 
     def snapshot(self, out: Array) -> None:
         for _ in range(_SNAPSHOT_TRIES):
-            number = self.version()
-            rounds.committed_copy.compiled(self._dtype)(self._base, number, out)
-            # a buffer is written to again only after the next round is finished
-            if self.version() == number:
+            if self._copy(out):
                 return
         raise WaitTimeoutError(
             f"no consistent copy of {self.access.name} in {_SNAPSHOT_TRIES} tries: its rounds are too quick"
         )
+
+    def _copy(self, out: Array) -> bool:
+        """Copies the values after the last finished round; False where another one was finished meanwhile."""
+        number = self.version()
+        rounds.committed_copy.compiled(self._dtype)(self._base, number, out)
+        # a buffer is written to again only after the next round is finished
+        return self.version() == number
 
     def put(self, values: Array) -> None:
         with turn(self._lock, self.access.name):

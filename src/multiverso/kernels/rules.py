@@ -97,11 +97,13 @@ def apply_rule(
 
 
 @inner
-def stage_push(base, push, me, local_state, hyper, progress, local):
-    """A push in a round: its contribution goes into this worker's slot, as the first or added to the rest."""
+def stage_push(base, push, me, local_state, hyper, progress, local, centre):
+    """A push in a round: its contribution goes into this worker's slot, as the first or added to the rest.
+
+    ``centre`` is where the values lie that this worker has read last.
+    """
     head = header_of(base)
     itemsize, stride = head.itemsize, head.elements
-    centre = base + buffer_of(base, progress[ROUND] - 1)
     slot = slot_at(base, me, local)
     delta = scratch(_PART, local)
     for a in range(0, local.size, _PART):
@@ -115,11 +117,10 @@ def stage_push(base, push, me, local_state, hyper, progress, local):
 
 
 @inner
-def pull_round(base, pull, local_state, hyper, progress, local):
-    """The end of a round: the pull from the new buffer."""
+def pull_round(base, pull, local_state, hyper, local, centre):
+    """The end of a round: the pull from the new values."""
     head = header_of(base)
     itemsize, stride = head.itemsize, head.elements
-    centre = base + buffer_of(base, progress[ROUND])
     for a in range(0, local.size, _PART):
         b = min(local.size, a + _PART)
         skip = a * itemsize
@@ -143,7 +144,8 @@ def apply_rule_in_round(
 ) -> Int:
     """In rounds: pushes into this worker's slot; if it ``reads``, goes through the round and pulls."""
     if push != 0 and progress[OPEN] == 0:
-        stage_push(base, push, me, local_state, hyper, progress, local)
+        centre = base + buffer_of(base, progress[ROUND] - 1)
+        stage_push(base, push, me, local_state, hyper, progress, local, centre)
     if reads == 0:
         record_operation(base, me, at.ADDS, local.size)
         end_call(call)
@@ -154,7 +156,7 @@ def apply_rule_in_round(
     if code != 0:
         return code
     if pull != 0:
-        pull_round(base, pull, local_state, hyper, progress, local)
+        pull_round(base, pull, local_state, hyper, local, base + buffer_of(base, progress[ROUND]))
     if push != 0:
         finish(base, me, progress, at.EXCHANGES, 2 * local.size, call)
     else:

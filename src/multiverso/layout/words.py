@@ -131,7 +131,8 @@ MEAN = TABLE.int64("mean")  # 1 when the updater gets the mean of a round's cont
 STEP_PLACE = TABLE.int64("step_place")
 HYPER = TABLE.int64("hyper", 8)  # up to 8 hyperparameters in the table's dtype
 # written while it is used
-COMMITTED = TABLE.int64("committed", apart=True)  # the last finished round; all members write the same value
+# the last finished round; all members write the same value. With a quorum: compare-and-swap, where its values lie, too
+COMMITTED = TABLE.int64("committed", apart=True)
 # who loads: how many steps there were before those that this table's workers have done
 STEPS_BEFORE = TABLE.int64("steps_before")
 WRITTEN = TABLE.int64("written")  # all writers: times that the values were overwritten (atomically)
@@ -173,6 +174,10 @@ STALENESS_MAX = LINE.int64("staleness_max")
 STALENESS_SUM = LINE.int64("staleness_sum")
 STALENESS_COUNT = LINE.int64("staleness_count")
 SEEN = LINE.int64("seen")
+# with a quorum, see kernels/quorum.py. All writers, and it only grows: the last round that this worker's slot
+# has been in
+INCLUDED = LINE.int64("included", apart=True)
+LATE = LINE.int64("late")  # reads that came after a round was closed without this worker; its own word
 
 # a worker's undo slot in a table: what it is about to change, for the worker that takes over if it dies
 UNDO_SLOTS_EACH = 2  # of a worker: so many of its threads change a table at once
@@ -204,9 +209,12 @@ CALL_COMPLETE = 8  # int64: 1 once all is done
 
 # an unfinished round, in the caller's own memory, in int64 words: see kernels/rounds/steps.py
 ROUND_OPEN, ROUND_CHUNK, ROUND_NUMBER, ROUND_STAGE, ROUND_STAGED, ROUND_MEMBERS = range(6)
+# and with a quorum, in the place of the members: see kernels/quorum.py
+ROUND_VALUES, ROUND_READ, ROUND_READS, ROUND_NEEDED, ROUND_OF, ROUND_GRACE = range(5, 11)
+ROUND_REACHED, ROUND_DECIDED, ROUND_GETS, QUORUM_WORDS = range(11, 15)
 
 # MODE
-ASYNCHRONOUS, SYNCHRONOUS, BOUNDED = 0, 1, 2
+ASYNCHRONOUS, SYNCHRONOUS, BOUNDED, QUORUM = 0, 1, 2, 3
 
 TABLE_MAGIC = 0x6D756C7469763031
 STRIPE_BYTES = 128 * 1024  # of an array

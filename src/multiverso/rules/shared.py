@@ -227,7 +227,7 @@ def _sum_of(contributions: Sequence[Array | None]) -> Array | None:
 
 def check_mode(rule: Rule, mode: ConsistencyMode) -> None:
     """Raises ValueError when a rule is not defined for a mode."""
-    if mode.name not in rule.modes:
+    if (mode.family or mode.name) not in rule.modes:
         raise ValueError(
             f"the rule {rule.name} is not defined for {mode.name} mode; use "
             f"{' or '.join(MODES[name].option for name in rule.modes)}, or another rule"

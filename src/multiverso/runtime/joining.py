@@ -53,6 +53,10 @@ def join(
     *,
     sync: bool = False,
     staleness: int | None = None,
+    quorum: float | None = None,
+    grace_seconds: float | None = None,
+    record: str | os.PathLike[str] | None = None,
+    replay: str | os.PathLike[str] | None = None,
     on_lost: str | None = None,
     wire: str | None = None,
     every: float | str | None = None,
@@ -67,7 +71,8 @@ def join(
 
     Args:
         environ: the environment; this process's by default.
-        sync, staleness, on_lost, wire, every, between, timeout_seconds, start_timeout_seconds: see `multiverso.init`.
+        sync, staleness, quorum, grace_seconds, record, replay, on_lost, wire, every, between, timeout_seconds,
+            start_timeout_seconds: see `multiverso.init`.
 
     Raises:
         StartupError: see ``multiverso.runtime.discovery.environment``; or this is not Linux.
@@ -101,6 +106,10 @@ def join(
     options: dict[str, Any] = {
         "sync": sync,
         "staleness": staleness,
+        "quorum": quorum,
+        "grace_seconds": grace_seconds,
+        "record": record,
+        "replay": replay,
         "on_lost": on_lost or job.on_lost,
         "exchange": exchange,
         "timeout_seconds": timeout,

@@ -54,12 +54,21 @@ class TableProgress(Struct, frozen=True):
     name: str
     chunks: int
     members: Mapping[int, WorkerProgress]
+    by_quorum: bool = False
+
+    def behind(self, step: int, stage: int) -> list[int]:
+        """Returns those that a step waits for; with a quorum nobody, once enough have come (stage 1)."""
+        if self.by_quorum:
+            return [i for i, member in self.members.items() if not stage and member.staged < step]
+        return [i for i, member in self.members.items() if member.is_behind(step, stage)]
 
 
 def initialise(address: int, spec: TableSpec, table_id: int, workers: int, mode: int) -> None:
     """Writes a table's header into zeroed memory; all that is zero is right: free words, idle undo slots."""
     partition = Partition.of(spec)
-    places = Places.of(spec, workers, BY_CODE[mode].in_rounds)
+    consistency = BY_CODE[mode]
+    places = Places.of(spec, workers, consistency.in_rounds, consistency.by_quorum)
+    chunk = spec.elements if consistency.by_quorum else chunk_of(spec)
     words = {
         "elements": spec.elements,
         "stripe_size": partition.stripe_size,
@@ -82,8 +91,8 @@ def initialise(address: int, spec: TableSpec, table_id: int, workers: int, mode:
         "slot_stride": places.slot_stride,
         "lines": places.lines,
         "table_id": table_id,
-        "chunk_size": chunk_of(spec),
-        "chunk_count": -(-spec.elements // chunk_of(spec)),
+        "chunk_size": chunk,
+        "chunk_count": -(-spec.elements // chunk),
         "small_slots": places.small_slots,
         "mean": int(spec.mean),
     }
@@ -140,7 +149,7 @@ class Shard(Struct, frozen=True, dict=True):
     @property
     def places(self) -> Places:
         """Where its parts lie."""
-        return Places.of(self.spec, self.workers, self.consistency.in_rounds)
+        return Places.of(self.spec, self.workers, self.consistency.in_rounds, self.consistency.by_quorum)
 
     @functools.cached_property
     def header(self) -> Any:
@@ -154,11 +163,25 @@ class Shard(Struct, frozen=True, dict=True):
     @property
     def committed(self) -> int:
         """The last finished synchronous round; 0 before the first."""
-        return load64(self.base + at.COMMITTED)
+        word = load64(self.base + at.COMMITTED)
+        return word >> 16 if self.consistency.by_quorum else word
 
     def values_offset(self) -> int:
         """Where the current values begin: in sync mode, the last committed round's."""
-        return self.places.buffers[self.committed & 1]
+        return self._places_now()[0]
+
+    def _places_now(self) -> tuple[int, int]:
+        """Where the current values and updater's arrays begin."""
+        places, word = self.places, load64(self.base + at.COMMITTED)
+        if not self.consistency.by_quorum:
+            return places.buffers[word & 1], places.states[word & 1]
+        if word & 0xFFFF == 0:
+            return places.buffers[0], places.states[0]
+        # as ``kernels.quorum.place_of``
+        owner, which = ((word & 0xFFFF) >> 1) - 1, word & 1
+        behind = (places.slot_stride - places.small_slots) // 2
+        values = places.slots + owner * places.slot_stride + places.small_slots + which * behind
+        return values, values + self.spec.elements * self.spec.itemsize
 
     def values(self) -> npt.NDArray[Any]:
         """The current values themselves, flat and writable."""
@@ -172,7 +195,7 @@ class Shard(Struct, frozen=True, dict=True):
 
     def states(self) -> list[npt.NDArray[Any]]:
         """The updater's arrays themselves, flat and writable."""
-        start = self.places.states[self.committed & 1]
+        _, start = self._places_now()
         whole = self.spec.elements * self.spec.itemsize
         count, dtype = self.spec.elements, self.spec.dtype
         return [self.segment.array(start + i * whole, count, dtype) for i in range(len(self.spec.state_names))]
@@ -267,6 +290,7 @@ class Shard(Struct, frozen=True, dict=True):
                 for worker in range(self.workers)
                 if self.enrolled(worker)
             },
+            self.consistency.by_quorum,
         )
 
     def statistics(self, worker_id: int) -> dict[str, float]:
@@ -285,6 +309,7 @@ class Shard(Struct, frozen=True, dict=True):
             "staleness_max": load64(line + at.STALENESS_MAX),
             "staleness_mean": load64(line + at.STALENESS_SUM) / number if number else 0.0,
             "clock": load64(line + at.CLOCK),
+            "late": load64(line + at.LATE),
         }
 
 

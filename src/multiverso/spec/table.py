@@ -276,10 +276,11 @@ class Places(Struct, frozen=True):
     size: int
 
     @classmethod
-    def of(cls, spec: TableSpec, workers: int, synchronous: bool) -> Places:
+    def of(cls, spec: TableSpec, workers: int, synchronous: bool, by_quorum: bool = False) -> Places:
         """Lays a table out: header, lines, words and undo slots, values, state, slots, local state.
 
-        In synchronous mode there are no words and undo slots, but slots, and values and state are there twice.
+        In synchronous mode there are no words and undo slots, but slots, and values and state are there twice: with a
+        quorum twice for each worker, behind its slot.
         """
         end = at.TABLE_HEADER
 
@@ -300,15 +301,19 @@ class Places(Struct, frozen=True):
             undo_slots = take(undo * at.UNDO_SLOTS_EACH * (workers + 1), at.CACHE_LINE)
         align, skew = (at.PAGE, at.SKEW) if whole >= at.PAGE else (at.CACHE_LINE, 0)
         first = take(whole, align, skew)
-        state = take(whole * len(spec.state_names), align, skew)
+        # with a quorum wherever the values are, the state is right behind them
+        state = take(whole * len(spec.state_names), *((1, 0) if by_quorum else (align, skew)))
         buffers, states, slots, stride, small = (first, first), (state, state), 0, 0, 0
         if synchronous:
-            buffers = (first, take(whole, align, skew))
-            states = (state, take(whole * len(spec.state_names), align, skew))
             # a slot of the table's size, for adds, and two of a chunk's, for exchanges
             small = at.round_up(whole, align)
-            chunk = at.round_up(chunk_of(spec) * spec.itemsize, at.CACHE_LINE)
-            stride = at.round_up(small + 2 * chunk, align)
+            behind = at.round_up(chunk_of(spec) * spec.itemsize, at.CACHE_LINE)
+            if by_quorum:
+                behind = at.round_up(whole * (1 + len(spec.state_names)), align)
+            else:
+                buffers = (first, take(whole, align, skew))
+                states = (state, take(whole * len(spec.state_names), align, skew))
+            stride = at.round_up(small + 2 * behind, align)
             slots = take(stride * workers, align)
         local_stride = at.round_up(whole * spec.per_worker, align)
         local = take(local_stride * workers, align)

@@ -232,6 +232,9 @@ def access_to(session: Session, shard: Shard, update: int, name: str) -> TableAc
         check_may_wait=session.check_may_wait,
         resume=session.resume,
         is_awaited=_awaits(session, shard) if session.incarnation else None,
+        quorum=session.quorum,
+        record=session.record,
+        replay=session.replay,
     )
 
 

@@ -76,10 +76,11 @@ class Subscribe(_Request):
 
 
 class Consistency(Struct):
-    """A mode of `spec.modes`, and its bound in ticks."""
+    """A mode of `spec.modes`, its bound in ticks, and its quorum in words."""
 
     mode: str
     staleness: _Number
+    quorum: str = ""
 
     def __post_init__(self) -> None:
         if self.mode not in MODES:

@@ -18,6 +18,7 @@ from interleavings.standins import Standin
 
 SIZE = 1 << 18
 NAP = 100_000  # nanoseconds of a sleep that ends by itself
+SHORT = 400_000_000  # one that is shorter than this ends in time; a slice of half a second never does
 EAGAIN, ETIMEDOUT = 11, 110
 
 
@@ -131,7 +132,7 @@ def atomics(memory: Memory) -> ModuleType:
         memory.scheduler.step("sleep", address, value)
         if memory.words32[(int(address) - origin) >> 2] != value:
             return EAGAIN
-        return memory.scheduler.sleep(int(address))
+        return memory.scheduler.sleep(int(address), nanoseconds // 1000 + 1 if nanoseconds < SHORT else None)
 
     def futex_wake(address: int) -> int:
         memory.scheduler.step("wake", address)
@@ -188,7 +189,7 @@ def atomics(memory: Memory) -> ModuleType:
         "futex_wait": futex_wait,
         "futex_wake": futex_wake,
         # a microsecond a step: no slice of half a second is ever over, so that only a wake ends a sleep
-        "monotonic_ns": lambda: 1_000_000_000 + 1000 * memory.scheduler.steps,
+        "monotonic_ns": lambda: 1_000_000_000 + 1000 * memory.scheduler.clock,
         "sched_yield": lambda: memory.scheduler.give_way(),
     }
     vars(module).update(known)

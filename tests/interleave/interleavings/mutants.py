@@ -29,7 +29,8 @@ TABLE = Path(__file__).parent.parent / "mutants.json"
 LAWS_OF = {
     "rounds.steps": ("rounds", "joining", "corners", "stopped", "latecomers", "alone"),
     "rounds.calls": ("rounds", "joining", "corners", "stopped", "latecomers", "alone"),
-    "waits": ("barriers", "clocks", "gates", "rounds", "latecomers", "reduce_small"),
+    "quorum": ("quorum", "quorum_stopped", "quorum_joining", "quorum_replayed"),
+    "waits": ("barriers", "clocks", "gates", "rounds", "latecomers", "reduce_small", "quorum"),
     "reduce": ("reduce_small", "reduce_in_chunks"),
     "stripe_words": ("rows", "locks"),
     "publications": ("publications",),
@@ -45,7 +46,7 @@ TELLING = {"describe_wait", "publish_wait", "end_wait", "end_table_wait", "_note
 # Not in rounds and waits proper: the loops over data and what wraps one call.
 LEFT_OUT = {
     "stage", "stage_difference", "stage_rows", "take_rows", "read_rows", "copy_rows", "committed_rows", "_end",
-    "committed_copy", "committed_put", "set_word", "set_long",
+    "committed_copy", "committed_put", "again", "rows_again", "_copy_rows", "apply_rule", "set_word", "set_long",
     "begin_wait", "finish_wait", "describe_wait", "publish_wait", "end_wait", "end_table_wait", "monotonic_ns",
     "wake", "_multiply_into", "_maximum_into", "_minimum_into", "_add_both", "_combine", "_part", "_reduce_part",
 }  # fmt: skip

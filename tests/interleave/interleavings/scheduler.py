@@ -9,8 +9,8 @@ that the scheduler has not decided. Four ways to decide:
 - ``priorities``: the actor of the highest priority that can go on, with a few random steps at which its priority
   falls below all others' (Burckhardt et al., "A randomized scheduler with probabilistic guarantees of finding bugs",
   ASPLOS 2010);
-- ``script``: given actors for given numbers of their steps, or until they sleep or end, or killed; then as ``bounded``
-  without a preemption.
+- ``script``: given actors for given numbers of their steps, or until they sleep or end, or killed, or stopped; then
+  as ``bounded`` without a preemption.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from typing import Any
 import greenlet
 
 MOST_STEPS = 30_000
-EINTR = 4
+EINTR, TIMED_OUT = 4, 110
 _NEVER = 1 << 60
 
 
@@ -42,9 +42,12 @@ class Actor:
         "daemon",
         "dead",
         "ended",
+        "frozen",
         "greenlet",
         "interrupted",
+        "late",
         "name",
+        "naps",
         "pending",
         "priority",
         "signals",
@@ -58,7 +61,10 @@ class Actor:
         self.daemon = daemon
         self.dead = False
         self.ended = False
+        self.frozen = False  # SIGSTOP: it takes no step until it is continued
         self.interrupted = False
+        self.late = False  # its sleep was over before anybody woke it
+        self.naps = 0
         self.pending = False
         self.signals = 0
         self.priority = 0.0
@@ -77,7 +83,8 @@ class Scheduler:
         gap: of ``walk``: the mean number of steps between two decisions.
         changes: of ``bounded`` and ``priorities``: how many steps are chosen.
         reach: the steps are chosen among the first ``reach``.
-        script: of ``script``: (actor's name, number of steps or "on" or "kill"); what cannot be done is left out.
+        script: of ``script``: (actor's name, number of steps or "on", "kill" or "stop"); what cannot be done is left
+            out.
         trace: called before each step with the scheduler, what it is, the address and the value.
     """
 
@@ -104,7 +111,17 @@ class Scheduler:
         self.actors: list[Actor] = []
         self.current: Actor | None = None
         self.steps = 0
+        self.frozen = 0  # how often something was
+        self.skipped = 0  # steps' time that passed while all slept
+        self._alarms: list[tuple[int, int, Actor]] = []
+        # called when nobody can go on while some are frozen: raises, or continues one
+        self.all_wait_for_frozen: Callable[[], None] = lambda: None
         self.scripted_kill: Callable[[str], None] = lambda name: None
+
+    @property
+    def clock(self) -> int:
+        """The time, in steps."""
+        return self.steps + self.skipped
 
     # -- before and between steps --------------------------------------------------------------------------------
 
@@ -137,6 +154,19 @@ class Scheduler:
             actor.signals += 1
             self._look_at = self.steps + 1
 
+    def freeze(self, actor: Actor, steps: int = 0) -> None:
+        """The actor takes no step for so many; 0: until all others have ended, or need it."""
+        if not actor.ended and not actor.dead:
+            actor.frozen = True
+            self.frozen += 1
+            self._look_at = self.steps + 1
+            if steps:
+                self._set_alarm(self.clock + steps, 0, actor)
+
+    def _set_alarm(self, due: int, nap: int, actor: Actor) -> None:
+        self._alarms.append((due, nap, actor))
+        self._alarms.sort(key=lambda alarm: alarm[0])
+
     # -- what actors call ------------------------------------------------------------------------------------------
 
     def step(self, what: str, address: int, value: Any = None) -> None:
@@ -160,8 +190,8 @@ class Scheduler:
             self.current.priority = self._lowest
         self._switch(willing=True)
 
-    def sleep(self, address: int) -> int:
-        """Sleeps until woken: 0, or EINTR."""
+    def sleep(self, address: int, most: int | None = None) -> int:
+        """Sleeps until woken: 0, or EINTR; or TIMED_OUT, when it may sleep for so many steps at most."""
         me = self.current
         assert me is not None, "nobody sleeps while a world is being set up"
         if me.pending:
@@ -169,10 +199,16 @@ class Scheduler:
             me.signals += 1
             return EINTR
         me.asleep = address
+        me.naps += 1
+        if most is not None:
+            self._set_alarm(self.clock + most, me.naps, me)
         self._switch()
         if me.interrupted:
             me.interrupted = False
             return EINTR
+        if me.late:
+            me.late = False
+            return TIMED_OUT
         return 0
 
     def wake(self, address: int) -> None:
@@ -214,21 +250,48 @@ class Scheduler:
     def _choose(self, willing: bool = False) -> Actor | None:
         while self._events and self._events[0][0] <= self.steps:
             self._events.pop(0)[1]()
+        while self._alarms and self._alarms[0][0] <= self.clock:
+            self._ring()
         if self.steps >= MOST_STEPS:
             raise Stuck(f"{MOST_STEPS} steps, and no end: " + self._who_waits())
-        while not (ready := [a for a in self.actors if a.asleep is None and not a.dead and not a.ended]):
-            if all(a.dead or a.ended or a.daemon for a in self.actors):
-                return None
-            if not self._events:
+        while not (ready := self._ready()):
+            frozen = [a for a in self.actors if a.frozen and not a.dead]
+            if all(a.dead or a.ended or a.daemon or a.frozen for a in self.actors):
+                if not frozen:
+                    return None
+                frozen[0].frozen = False
+            elif self._alarms and not (
+                self._events and self._events[0][0] - self.steps < self._alarms[0][0] - self.clock
+            ):
+                self._ring()
+            elif self._events:
+                self._events.pop(0)[1]()
+            elif frozen:
+                self.all_wait_for_frozen()
+                frozen[0].frozen = False
+            else:
                 raise Stuck("all sleep: " + self._who_waits())
-            self._events.pop(0)[1]()
         chosen = self._of(ready, willing)
         self._plan_next_look()
         return chosen
 
-    def _of(self, ready: list[Actor], willing: bool) -> Actor:
+    def _ready(self) -> list[Actor]:
+        return [a for a in self.actors if a.asleep is None and not (a.dead or a.ended or a.frozen)]
+
+    def _ring(self) -> None:
+        """The first of the alarms: time passes until then, and who still sleeps wakes, or goes on again."""
+        due, nap, actor = self._alarms.pop(0)
+        if actor.dead or not (actor.frozen if nap == 0 else actor.asleep is not None and actor.naps == nap):
+            return
+        self.skipped += max(0, due - self.clock)
+        if nap == 0:
+            actor.frozen = False
+        else:
+            actor.asleep, actor.late = None, True
+
+    def _of(self, ready: list[Actor], willing: bool) -> Actor | None:
         me = self.current
-        while self._script:
+        while self._script and ready:
             name, number = self._script[0]
             node = next((a for a in ready if a.daemon), None)
             if node is not None:  # at once: a latecomer's turn does not pass while it waits to be let in
@@ -237,7 +300,14 @@ class Scheduler:
             if number == "kill":
                 self._script.pop(0)
                 self.scripted_kill(name)
-                ready[:] = [a for a in self.actors if a.asleep is None and not a.dead and not a.ended]
+                ready[:] = self._ready()
+                continue
+            if number == "stop":
+                self._script.pop(0)
+                for each in self.actors:
+                    if each.name == name:
+                        self.freeze(each)
+                ready[:] = self._ready()
                 continue
             if actor is None or number == 0:
                 self._script.pop(0)
@@ -245,8 +315,8 @@ class Scheduler:
             if isinstance(number, int):
                 self._script[0] = (name, number - 1)
             return actor
-        if not ready:
-            raise Stuck("all sleep: " + self._who_waits())
+        if not ready:  # the script has killed or stopped the last
+            return self._choose(willing)
         changed = False
         while self._changes and self._changes[0] <= self.steps:
             self._changes.pop(0)
@@ -275,6 +345,8 @@ class Scheduler:
             after = self._changes[0]
         if self._events:
             after = min(after, self._events[0][0])
+        if self._alarms:
+            after = min(after, self._alarms[0][0] - self.skipped)
         self._look_at = min(max(after, self.steps + 1), max(MOST_STEPS, self.steps + 1))
 
     def _who_waits(self) -> str:

@@ -200,7 +200,8 @@ class World:
         specs, shards, memory = (self.source["spec.table"], self.source["shards.shard"], self.source.memory)
         shape = ("matrix", elements // columns, columns) if columns else ("array", 1, elements)
         spec = specs.TableSpec(*shape, dtype="int64", **spec)
-        size = specs.Places.of(spec, self.capacity, mode == self.at.SYNCHRONOUS).size
+        quorum = mode == self.at.QUORUM
+        size = specs.Places.of(spec, self.capacity, quorum or mode == self.at.SYNCHRONOUS, quorum).size
         address = memory.take(size)
         shards.initialise(address, spec, len(self.shards) + 1, self.capacity, mode)
         segment = SimpleNamespace(

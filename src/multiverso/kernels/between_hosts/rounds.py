@@ -250,7 +250,8 @@ def apply_rule(
 ) -> Int:
     """As ``rules.apply_rule_in_round``."""
     if push != 0 and progress[OPEN] == 0:
-        stage_push(base, push, me, local_state, hyper, progress, local)
+        centre = base + buffer_of(base, progress[ROUND] - 1)
+        stage_push(base, push, me, local_state, hyper, progress, local, centre)
     if reads == 0:
         record_operation(base, me, at.ADDS, local.size)
         end_call(call)
@@ -259,7 +260,7 @@ def apply_rule(
     if code != DONE:
         return code
     if pull != 0:
-        pull_round(base, pull, local_state, hyper, progress, local)
+        pull_round(base, pull, local_state, hyper, local, base + buffer_of(base, progress[ROUND]))
     if push != 0:
         _finish(base, me, progress, at.EXCHANGES, 2 * local.size, call)
     else:

@@ -138,9 +138,21 @@ def contribution(base, worker, number, chunk, lo, hi, like):
 @inner
 def fold(base, update, number, chunk, members, lo, hi, like):
     """new[lo:hi] = old[lo:hi] with the members' slots, in worker order; it always comes to its end: DONE."""
+    return fold_between(base, update, number, chunk, members, lo, hi, like, places_of(base, number))
+
+
+@inner
+def places_of(base, number):
+    """Where the values before and after a round lie, and the updater's arrays before and after it."""
+    return buffer_of(base, number - 1), buffer_of(base, number), state_of(base, number - 1), state_of(base, number)
+
+
+@inner
+def fold_between(base, update, number, chunk, members, lo, hi, like, places):
+    """As ``fold``, from and to given places."""
     elements = header_of(base).elements
-    new = array_at(base + buffer_of(base, number), elements, like)[lo:hi]
-    old = array_at(base + buffer_of(base, number - 1), elements, like)[lo:hi]
+    old = array_at(base + places[0], elements, like)[lo:hi]
+    new = array_at(base + places[1], elements, like)[lo:hi]
     ids = words(_MOST_MEMBERS)
     n = 0
     for worker in range(at.MAX_WORKERS):
@@ -148,7 +160,7 @@ def fold(base, update, number, chunk, members, lo, hi, like):
             ids[n] = worker
             n += 1
     if update != 0:
-        _fold_update(base, update, number, chunk, ids[:n], lo, hi, like)
+        _fold_update(base, update, number, chunk, ids[:n], lo, hi, like, places)
     elif n == 0:
         copy_into(new, old)
     elif n == 2:
@@ -179,7 +191,7 @@ def divide_by(values, number):
 
 
 @inner
-def _fold_update(base, update, number, chunk, ids, lo, hi, like):
+def _fold_update(base, update, number, chunk, ids, lo, hi, like, places):
     """An updater sees the sum of the round's slots once: one step of synchronous training."""
     total = scratch(PART, like)
     for a in range(lo, hi, PART):
@@ -189,21 +201,27 @@ def _fold_update(base, update, number, chunk, ids, lo, hi, like):
             copy_into(part, contribution(base, ids[0], number, chunk, a, b, like))
         for k in range(1, ids.size):
             add_into(part, contribution(base, ids[k], number, chunk, a, b, like))
-        update_part(base, update, number, a, b, part, ids.size, like)
+        _update_between(base, update, number, a, b, part, ids.size, like, places)
 
 
 @inner
 def update_part(base, update, number, lo, hi, total, count, like):
     """One step of the updater over [lo, hi), out of place: ``total`` is the sum of ``count`` contributions."""
+    _update_between(base, update, number, lo, hi, total, count, like, places_of(base, number))
+
+
+@inner
+def _update_between(base, update, number, lo, hi, total, count, like, places):
     head = header_of(base)
     elements, itemsize = head.elements, head.itemsize
-    new = array_at(base + buffer_of(base, number), elements, like)[lo:hi]
-    copy_into(new, array_at(base + buffer_of(base, number - 1), elements, like)[lo:hi])
+    from_values, to_values, from_state, to_state = places
+    new = array_at(base + to_values, elements, like)[lo:hi]
+    copy_into(new, array_at(base + from_values, elements, like)[lo:hi])
     for s in range(head.state_count):
         skip = (s * elements + lo) * itemsize
-        target = array_at(base + state_of(base, number) + skip, hi - lo, like)
-        copy_into(target, array_at(base + state_of(base, number - 1) + skip, hi - lo, like))
+        target = array_at(base + to_state + skip, hi - lo, like)
+        copy_into(target, array_at(base + from_state + skip, hi - lo, like))
     if count > 0:
         if head.mean:
             divide_by(total, count)
-        update_in_step(base, update, lo, new, total, state_of(base, number), number)
+        update_in_step(base, update, lo, new, total, to_state, number)

@@ -12,6 +12,7 @@ from multiverso.wire.messages import Message
 def _words(options: Message) -> str:
     consistency = options["consistency"]
     bound = f" (staleness={consistency['staleness']})" if MODES[consistency["mode"]].has_clocks else ""
+    bound += f" of {consistency['quorum']}" if consistency.get("quorum") else ""
     between = f", {ExchangeOptions.from_message(options['exchange'])}" if "exchange" in options else ""
     return f"{consistency['mode']}{bound} with on_lost={options['on_lost']!r}{between}"
 

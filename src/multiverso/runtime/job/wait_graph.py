@@ -57,7 +57,7 @@ class WaitGraph(Struct, frozen=True):
         ids = {worker.worker_id for worker in live}
         members = {i: member for i, member in table.members.items() if i in ids}
         if wait.kind == at.FOR_ROUND:
-            return [i for i, member in members.items() if member.is_behind(wait.target, wait.stage)]
+            return [i for i in table.behind(wait.target, wait.stage) if i in members]
         if wait.kind == at.FOR_CLOCK:
             return [i for i, member in members.items() if member.clock < wait.target]
         return []

@@ -162,7 +162,7 @@ class Catalogue:
     def _make_table(self, key: Key, spec: TableSpec, mode: str, number: int) -> Piece:
         workers = self._control.capacity
         consistency = MODES[mode]
-        places = Places.of(spec, workers, consistency.in_rounds)
+        places = Places.of(spec, workers, consistency.in_rounds, consistency.by_quorum)
         offset = self._heap.reserve(places.size)
         head = self._map(offset, places.size, places.head)
         # the states' first values lie beyond the head: the rest is mapped for as long as it takes to write them

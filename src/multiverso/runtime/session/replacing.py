@@ -58,8 +58,8 @@ def await_the_others(session: SessionView, tables: Mapping[int, Shard], patience
         tables: those that it has, by number.
         patience: raises where waiting is pointless.
     """
-    if not session.incarnation or not session.consistency.in_rounds:
-        return
+    if not session.incarnation or not session.consistency.in_rounds or session.consistency.by_quorum:
+        return  # no round waits for one that is late when enough have come
     places = (shard.progress().members.get(session.worker_id) for shard in tables.values())
     if any(place is not None and place.has_begun for place in places):
         return  # it goes through rounds already

@@ -11,10 +11,11 @@ import os
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, Self
 
 from multiverso.deadline import SLICE_SECONDS, Deadline, checked_seconds
-from multiverso.errors import ClosedError, NodeLostError
+from multiverso.errors import ClosedError, NodeLostError, StartupError
 from multiverso.hosts.values.options import ExchangeOptions
 from multiverso.in_process import InProcess
 from multiverso.kernels import waits
@@ -35,7 +36,7 @@ from multiverso.runtime.session.patience import Patience
 from multiverso.runtime.session.refusals import refuse_across_hosts
 from multiverso.runtime.session.threads import Threads
 from multiverso.shards.shard import Shard
-from multiverso.spec.modes import chosen_mode
+from multiverso.spec.modes import Quorum, chosen_mode
 from multiverso.spec.table import MemorySpec, TableSpec, checked_count
 from multiverso.turns import holds, new_lock
 from multiverso.wire.messages import PROTOCOL
@@ -60,6 +61,7 @@ class Session(InProcess):
         workers_num: how many workers this one expects, to be checked; None accepts the node's number.
         sync: synchronous rounds.
         staleness: bounded staleness, in ticks; excludes ``sync``.
+        quorum, grace_seconds, record, replay: see `multiverso.init`.
         on_lost: ``"stop"`` or ``"continue"``; None takes the node's.
         exchange: how tables travel between hosts; without meaning on one, and refused in synchronous mode.
         timeout_seconds: deadline of barriers, rounds and clocks (default 30 minutes).
@@ -82,6 +84,10 @@ class Session(InProcess):
         workers_num: int | None = None,
         sync: bool = False,
         staleness: int | None = None,
+        quorum: float | None = None,
+        grace_seconds: float | None = None,
+        record: str | os.PathLike[str] | None = None,
+        replay: str | os.PathLike[str] | None = None,
         on_lost: OnLost | None = None,
         exchange: ExchangeOptions | None = None,
         timeout_seconds: float | None = None,
@@ -91,7 +97,11 @@ class Session(InProcess):
         on_close: Callable[[], None] | None = None,
     ) -> None:
         self.address = address
-        self.consistency, self.staleness = chosen_mode(sync, staleness)
+        self.quorum = None if quorum is None else Quorum.of_options(quorum, grace_seconds, replay is not None)
+        if self.quorum is None and (grace_seconds, record, replay) != (None, None, None):
+            raise StartupError("grace_seconds=, record= and replay= are for rounds with a quorum: give quorum=, too")
+        self.record, self.replay = (None if path is None else Path(path) for path in (record, replay))
+        self.consistency, self.staleness = chosen_mode(sync, staleness, self.quorum)
         self.exchange = exchange or ExchangeOptions()
         check_exchange(self.consistency, self.exchange)
         self.timeout_seconds = WAIT_SECONDS if timeout_seconds is None else checked_seconds(timeout_seconds)
@@ -138,12 +148,25 @@ class Session(InProcess):
 
     def _attach(self, wish: int | None, number: int | None, on_lost: OnLost | None, deadline: Deadline) -> None:
         self._attaching = True
-        consistency = Consistency(self.consistency.name, self.staleness)
+        consistency = Consistency(self.consistency.name, self.staleness, str(self.quorum or ""))
         request = Attach(PROTOCOL, consistency, wish, number, on_lost, self.exchange.as_message())
         place, descriptors = ask_for_place(self._link, request, deadline)
         self._holdings.begin(descriptors)
         self.control = Control(self._holdings.map(0, place.control), place.places, place.here)
         self.worker_id = place.worker_id
+        if self.quorum is not None and place.places:
+            raise StartupError(
+                "rounds with a quorum are of one host: leave quorum= out, or start all workers on one host"
+            )
+        if (
+            self.quorum is not None
+            and not self.quorum.of
+            and self.quorum.needed > (place.workers_num or at.MAX_WORKERS)
+        ):
+            raise StartupError(
+                f"quorum={self.quorum.needed} is more than the {place.workers_num} workers of this job, who would all "
+                "have to come: give a smaller number, or leave quorum= out"
+            )
         self.fixed_num = place.workers_num
         self._attached = True
         self.incarnation = place.incarnation

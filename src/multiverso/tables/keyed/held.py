@@ -35,6 +35,11 @@ class HeldKeyedTable(Table[KeyedSpec]):
                 f"keyed tables are asynchronous or synchronous, and this session is {mode.name}: "
                 "call init() without staleness=, or use a MatrixTableHandler"
             )
+        if mode.by_quorum:
+            raise NotInThisJobError(
+                "keyed tables do not go through rounds with a quorum yet: call init() without quorum=, or use a "
+                "MatrixTableHandler"
+            )
         if mode.in_rounds and (spec.admission > 1 or spec.eviction is not None):
             raise NotInThisJobError(
                 "a KeyedTable in a synchronous job admits each key at once and keeps it: leave out admission= and "

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from interleavings.laws.gates import gates
 from interleavings.laws.locking import locks
 from interleavings.laws.publishing import publications
+from interleavings.laws.quorum import quorum, quorum_joining, quorum_replayed, quorum_stopped
 from interleavings.laws.reducing import reduce_in_chunks, reduce_small
 from interleavings.laws.rounds import alone, corners, exchanges_and_reads, joining, latecomers, stopped
 from interleavings.laws.rows import rows
@@ -21,6 +22,10 @@ LAWS: dict[str, Law] = {
     "stopped": stopped,
     "corners": corners,
     "alone": alone,
+    "quorum": quorum,
+    "quorum_joining": quorum_joining,
+    "quorum_stopped": quorum_stopped,
+    "quorum_replayed": quorum_replayed,
     "barriers": barriers,
     "gates": gates,
     "clocks": clocks,

@@ -1,0 +1,136 @@
+"""Rounds with a quorum: as synchronous, and one may be closed without the workers that are late.
+
+Chen et al. 2016, "Revisiting Distributed Synchronous SGD", whose backup workers' late gradients are dropped; here they
+are in the next round. Any round can be repeated with the workers that it had: see ``recording.py``.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable
+
+import numpy as np
+
+from multiverso.consistency import recording
+from multiverso.consistency.protocol import Array, Call, RowIds, TableAccess
+from multiverso.consistency.synchronous import Synchronous
+from multiverso.deadline import Deadline
+from multiverso.errors import MultiversoError
+from multiverso.kernels import quorum
+from multiverso.kernels.codes import TIMED_OUT
+from multiverso.layout import words as at
+from multiverso.memory.words import load64
+from multiverso.turns import turn
+
+_LOOK_SECONDS = 0.001  # a replay looks so often whether it may continue
+_LEAVE_SECONDS = 30.0  # and gives up that when it leaves
+
+
+class QuorumRounds(Synchronous):
+    """Its methods are those of :class:`~multiverso.consistency.protocol.Consistency`. One thread at a time gets in."""
+
+    def __init__(self, access: TableAccess) -> None:
+        super().__init__(access)
+        assert access.quorum is not None
+        self._plan = self._record = None
+        number, self._workers = load64(self._base + at.TABLE_ID), load64(self._base + at.TABLE_WORKERS)
+        if access.replay is not None:
+            self._plan = recording.read_plan(access.replay, number, access.name, self._workers, self._me)
+        if access.record is not None:
+            self._record = recording.begin(access.record, number, self._me)
+        self._reads: list[tuple[int, int]] = []
+        self._progress = np.zeros(at.QUORUM_WORDS, np.int64)
+        self._progress[at.ROUND_NEEDED] = access.quorum.needed
+        self._progress[at.ROUND_OF] = access.quorum.of
+        self._progress[at.ROUND_GRACE] = access.quorum.grace_ns
+        like = np.empty(0, self._dtype)
+        quorum.keep.compiled(self._dtype)(self._control, self._base, self._me, self._progress, like)
+
+    def _choose_kernels(self) -> None:
+        self._kernels, self._apply_rule = quorum, quorum.apply_rule
+
+    def get_again(self, out: Array) -> None:
+        quorum.again.compiled(self._dtype)(self._base, self._progress, out)
+
+    def get_rows(self, ids: RowIds, out: Array, call: Call, deadline: Deadline | None) -> None:
+        self._check_rows(ids)
+        self.get(np.empty(self.access.spec.elements, self._dtype), call, deadline)
+        self.get_rows_again(ids, out)
+
+    def get_rows_again(self, ids: RowIds, out: Array) -> None:
+        self._check_rows(ids)
+        values = np.empty(self.access.spec.elements, self._dtype)
+        self.get_again(values)
+        out[:] = values.reshape(self.access.spec.rows, -1)[ids].ravel()
+
+    def put(self, values: Array) -> None:
+        with turn(self._lock, self.access.name):
+            self._refuse_in_round()
+            quorum.committed_put.compiled(self._dtype)(self._base, values)
+
+    def version(self) -> int:
+        return super().version() >> 16
+
+    def leave(self) -> None:
+        """What was added since the last read goes into the others' next round."""
+        self._note()
+        end = Deadline.after(_LEAVE_SECONDS)
+        while self._progress[at.ROUND_STAGED] and not self._may_come() and not end.passed:
+            time.sleep(_LOOK_SECONDS)
+        left_to = quorum.leave.compiled()(self._control, self._base, self._me, self._progress)
+        if left_to:
+            self._reads.append((left_to, 0))
+        self._write()
+
+    def refuse_unfinished(self) -> None:
+        super().refuse_unfinished()
+        self._write()
+
+    def _copy(self, out: Array) -> bool:
+        return bool(quorum.committed_copy.compiled(self._dtype)(self._base, out))
+
+    def _read(self, reading: str, go: Callable[[], int], deadline: Deadline | None) -> None:
+        def come() -> int:
+            self._note()  # of a call that raised in the last moment
+            if not self._may_come():
+                time.sleep(_LOOK_SECONDS)
+                return TIMED_OUT
+            code = go()
+            self._note()
+            return code
+
+        done = int(self._progress[at.ROUND_READS])
+        if self._plan is not None and done >= len(self._plan.reads):
+            raise MultiversoError(
+                f"the recorded run ends here for worker {self._me}: it has read {self.access.name} {done} times in it"
+            )
+        super()._read(reading, come, deadline)
+
+    def _may_come(self) -> bool:
+        """In a replay: whether this worker's next round is open, and all have read who read the values before it.
+
+        Only those come to a round who were in it, and it is closed when so many have.
+        """
+        done = int(self._progress[at.ROUND_READS])
+        if self._plan is None or self._progress[at.ROUND_OPEN] or done >= len(self._plan.reads):
+            return True
+        joins, gets = self._plan.reads[done]
+        members, readers = (int(word) for word in self._plan.rounds[[joins, joins - 1], [0, 1]])
+        self._progress[at.ROUND_NEEDED], self._progress[at.ROUND_OF] = members.bit_count(), 0
+        self._progress[at.ROUND_GRACE], self._progress[at.ROUND_GETS] = 0, gets
+        lines = self._base + load64(self._base + at.LINES)
+        folded = (load64(lines + at.LINE_STRIDE * w + at.FOLDED) for w in range(self._workers) if readers >> w & 1)
+        return self.version() == joins - 1 and min(folded, default=joins) >= joins - 1
+
+    def _note(self) -> None:
+        if self._record is not None and len(self._reads) < self._progress[at.ROUND_READS]:
+            self._reads.append((int(self._progress[at.ROUND_NUMBER]), int(self._progress[at.ROUND_READ])))
+
+    def _write(self) -> None:
+        if self._record is None:
+            return
+        try:
+            recording.write(self._record, self._workers, self.access.name, self._reads)
+        except OSError as error:  # the worker leaves all the same
+            sys.stderr.write(f"multiverso: the record of worker {self._me}'s rounds is not written: {error}\n")
