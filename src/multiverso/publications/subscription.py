@@ -22,7 +22,7 @@ from multiverso.publications.following import Follower, Source
 from multiverso.publications.snapshot import Snapshot
 
 _ANSWER_SECONDS = 10.0  # within which a publisher has to answer
-_LOOK_SECONDS = 0.02  # between two looks for a publisher
+_LOOK_SECONDS = 0.05  # between two looks for a publisher
 _SLICE_SECONDS = 0.2  # after which a waiting reader looks whether there is another publisher
 _open: weakref.WeakSet[Subscription] = weakref.WeakSet()
 

@@ -11,6 +11,7 @@ from multiverso.hosts.transport.channel import Channel
 from multiverso.hosts.transport.credentials import Credentials, derived_credentials
 from multiverso.publications.slots import Note
 from multiverso.publications.tensors import Layout
+from multiverso.wire.requests import Seen
 
 _HEAD = struct.Struct("!IQ")  # bytes of the message, and of the body behind it
 _LONGEST = 64 << 20
@@ -20,7 +21,7 @@ _LEAST_TOKEN = 16
 class Follow(Struct, tag="follow"):
     """The first message of a follower: ``seen`` is the newest version that its readers have had from anybody."""
 
-    seen: int
+    seen: Seen
 
 
 class Begin(Struct, tag="begin"):

@@ -17,6 +17,7 @@ from multiverso.wire.messages import Message
 
 _Number = Annotated[int, Meta(gt=-(2**62), lt=2**62)]
 _Text = Annotated[str, Meta(max_length=2000)]
+Seen = Annotated[int, Meta(ge=0, lt=2**50)]  # a version of a publication, whose word has room for as many
 OnLost = Literal["stop", "continue"]
 
 
@@ -69,7 +70,7 @@ class Subscribe(_Request):
     written, and that of the readers' memory.
     """
 
-    seen: _Number = 0
+    seen: Seen = 0
 
 
 # -- from workers ------------------------------------------------------------------------------------------------
