@@ -157,6 +157,6 @@ def test_the_straggler_is_measured_in_every_consistency(tmp_path: Path, start: C
     quick = ["--repeat", "1", "--seconds", "0.001", "--target", "0.5", "--out", str(tmp_path / "out.json")]
     report = json.loads(start(ROOT / "benchmarks" / "straggler.py", *quick))
     assert report == json.loads((tmp_path / "out.json").read_text())
-    modes = ["asynchronous", "staleness 16", "staleness 4", "synchronous"]
+    modes = ["asynchronous", "staleness 16", "staleness 4", "synchronous", "quorum 3"]
     assert list(report["times_faster_than_synchronous"]) == modes
     assert report["times_faster_than_synchronous"]["synchronous"] == 1

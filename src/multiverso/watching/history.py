@@ -75,7 +75,9 @@ class History:
         if not self.points or round(now.at, 2) - self.points[-1].at >= self._apart or now.over:
             self.points.append(point_of(now))
         if len(self.points) > self._most:
-            self.points = self.points[::2]
+            last, self.points = self.points[-1], self.points[::2]
+            if now.over and self.points[-1] is not last:
+                self.points.append(last)  # the end is kept
             self._apart = 1.5 * (self.points[-1].at - self.points[0].at) / self._most
         self._recent.append(now)
         while len(self._recent) > 2 and self._recent[1].at <= now.at - _WINDOW_SECONDS:
