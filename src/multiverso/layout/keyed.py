@@ -4,8 +4,8 @@ A keyed table is one sparse piece of memory. What is not written takes no memory
 the machine could ever hold, and nothing ever moves::
 
     header       64-bit words, written once, and a few that grow: HINT, NEXT_ROW, EPOCH ...
-    lines        one a worker: its attachment, what it reads just now, and what it has done
-    undo slots   one a worker: what it is about to change, for the worker that takes over if it dies
+    lines        one a worker, and one for the node: its attachment, what it reads just now, and what it has done
+    undo slots   likewise: what it is about to change, for the worker that takes over if it dies
     row words    one for each 16 KiB of rows: lock, version and owner at once
     stamps       one int32 a row: the generation in which it was last changed
     removals     the keys that were removed of late, as a ring: 64 bits each
@@ -89,6 +89,8 @@ HEADER.int64("TICK")  # what entries call now
 HEADER.int64("EVICT_AT")  # the hash pattern at which the next eviction continues
 HEADER.int64("GENERATION", apart=True)  # counted up by each snapshot; what changes is stamped with it
 HEADER.int64("REMOVED", apart=True)  # keys that were ever written into the ring
+# of copies, the node's: where in its memory the values lie that the next key's row begins with; 0: its initial row
+HEADER.int64("GIVEN", apart=True)
 HEADER.int64("IDENTITY", apart=True)  # a random number, written once: no other table has it
 
 LINE = Record(3 * CACHE_LINE)
@@ -126,6 +128,7 @@ assert all(UNDO.offsets[name.upper()] == offset for name, offset in layout.UNDO.
 assert all(getattr(at, name) - at.TAKEN_OVER == getattr(layout, name) for name in ("PUT_BACK", "WAITS", "WAITED"))
 
 KEYED_MEMORY = "multiverso-keyed-"  # how the names of their memory begin
+OWNERS = MAX_WORKERS + 1  # who may hold a word: the workers, and the node, which comes after them
 MAGIC = 0x6D766B6579656432
 LINES = HEADER.size
 LINE_BYTES = LINE.size
@@ -141,6 +144,9 @@ CONSTANT, UNIFORM, NORMAL = range(3)
 FLOAT32, FLOAT64, INT32, INT64 = range(4)
 UNCLAIMED, CLAIMED, CLAIMING = range(3)
 MORE_SHIFT = 34  # in a claim
+GROUPS = 4096  # of keys, on several hosts: each lives on one of them
+GROUP_SHIFT = 28  # of a key's hash: neither a segment's number nor a bucket's or a tag
+ELSEWHERE = -2  # in place of a row, of a key that lives on another host
 ROWS_AT_ONCE = 16  # fresh ones that a worker gets: their stamps share a cache line
 
 OWNER = layout.OWNER  # words of rows and of segments name their owner as those of stripes do
@@ -166,7 +172,7 @@ def places(row_bytes: int, capacity: int) -> dict[str, int]:
     # a segment is half full just after its split; keys are not spread evenly, so four times as many, and twice again
     depth = max(3, (8 * capacity // (BUCKETS * ENTRIES // 2)).bit_length())
     undo = round_up(at.COPY + row_bytes, CACHE_LINE)
-    end = LINES + LINE_BYTES * MAX_WORKERS
+    end = LINES + LINE_BYTES * OWNERS
     found = {
         "SHIFT": shift,
         "MOST_DEPTH": depth,
@@ -176,7 +182,7 @@ def places(row_bytes: int, capacity: int) -> dict[str, int]:
         "RING": min(MOST_RING, 1 << capacity.bit_length()),
     }
     for name, size in (
-        ("UNDO_SLOTS", undo * MAX_WORKERS),
+        ("UNDO_SLOTS", undo * OWNERS),
         ("ROW_WORDS", 8 * ((capacity >> shift) + 1)),
         ("STAMPS", 4 * capacity),
         ("REMOVALS", 8 * found["RING"]),

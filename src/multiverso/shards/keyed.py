@@ -7,10 +7,9 @@ from typing import Any
 
 from multiverso.layout import keyed as layout
 from multiverso.layout.keyed import at
-from multiverso.layout.words import MAX_WORKERS
 from multiverso.memory.words import load64
 
-HEAD_BYTES = layout.LINES + layout.LINE_BYTES * MAX_WORKERS
+HEAD_BYTES = layout.LINES + layout.LINE_BYTES * layout.OWNERS
 _DTYPES = {layout.FLOAT32: "float32", layout.FLOAT64: "float64", layout.INT32: "int32", layout.INT64: "int64"}
 
 
@@ -27,7 +26,7 @@ def keyed_status(address: int, worker_ids: Iterable[int]) -> dict[str, Any] | No
         return None
     columns = load64(address + at.COLUMNS)
     row_bytes = columns * load64(address + at.ITEMSIZE)
-    every = [address + layout.LINES + layout.LINE_BYTES * worker for worker in range(MAX_WORKERS)]
+    every = [address + layout.LINES + layout.LINE_BYTES * worker for worker in range(layout.OWNERS)]
     keys = sum(
         load64(line + at.KEYS_ADMITTED) - load64(line + at.KEYS_REMOVED) - load64(line + at.KEYS_EVICTED)
         for line in every

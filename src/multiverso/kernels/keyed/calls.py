@@ -4,12 +4,12 @@ Each call is one of ``find`` or ``admit``, which pins the rows that it finds, an
 unpins them when it is done. A call that does not get that far calls ``release``.
 """
 
-# mypy: disable-error-code="no-untyped-call,no-any-return"
+# mypy: disable-error-code="no-untyped-def,no-untyped-call,no-any-return"
 
 from __future__ import annotations
 
 from multiverso.compiling.atomics import hash64, load_acquire64, store_release64
-from multiverso.compiling.declaring import Address, Int, Words, kernel
+from multiverso.compiling.declaring import Address, Int, Words, inner, kernel
 from multiverso.kernels.keyed.fresh import pin, settle_claim, unpin
 from multiverso.kernels.keyed.index import ABSENT, fetch, fetch_to_enter, find_row, seek, take_over_segment, word_at
 from multiverso.kernels.keyed.initial_rows import write_initial
@@ -24,7 +24,7 @@ from multiverso.kernels.keyed.row_words import (
 )
 from multiverso.kernels.keyed.rows import enter_key, used
 from multiverso.kernels.stripe_words import undo_slot_in
-from multiverso.layout.keyed import CANDIDATE, LINE_BYTES, LINES, NO_ROW, OWNER, at
+from multiverso.layout.keyed import CANDIDATE, ELSEWHERE, GROUP_SHIFT, GROUPS, LINE_BYTES, LINES, NO_ROW, OWNER, at
 
 _AHEAD = 16
 _TOGETHER = 8
@@ -49,12 +49,39 @@ def find(control: Address, base: Address, me: Int, keys: Words, rows: Words, pro
 
 
 @kernel
-def admit(control: Address, base: Address, me: Int, keys: Words, rows: Words, call: Words, progress: Int) -> Int:
-    """Like `find`, but a key that is not there is entered, with its initial row, or as a candidate for one.
+def find_either(
+    control: Address, own: Address, copies: Address, me: Int, is_here: Words, keys: Words, rows: Words, progress: Int
+) -> Int:
+    """As `find`, of keys of which some live here and the others on other hosts, in two tables.
 
     Args:
-        call: two zeros at first, which the call uses; and how many adds a key needs to get a row, or 1: at once.
+        own, copies: the table of those that live here, and of copies of the others.
+        is_here: of each group of keys.
+        rows: (2 n): first the rows of those that live here, then of copies; ELSEWHERE: the other table's.
     """
+    owner = owner_of(own, me)
+    pin(own, keyed_line(own, owner))
+    pin(copies, keyed_line(copies, owner))
+    n = keys.size
+    for k in range(progress, n):
+        if k + _AHEAD < n:
+            later = int(keys[k + _AHEAD])
+            fetch(own if is_here[(hash64(later) >> GROUP_SHIFT) & (GROUPS - 1)] else copies, later)
+        key = int(keys[k])
+        key_hash = hash64(key)
+        here = is_here[(key_hash >> GROUP_SHIFT) & (GROUPS - 1)] != 0
+        row = find_row(control, own if here else copies, owner, key_hash, key)
+        if row < ABSENT:
+            return (k << 16) | -row
+        rows[k] = row if here else ELSEWHERE
+        rows[n + k] = ELSEWHERE if here else row
+    return 0
+
+
+@inner
+def _admit(control, base, me, keys, rows, call, given, progress):
+    """As `admit`; ``given``: where the values of the first key's row lie, or 0."""
+    size = load_acquire64(base + at.COLUMNS) * load_acquire64(base + at.ITEMSIZE)
     owner = owner_of(base, me)
     line = keyed_line(base, owner)
     pin(base, line)
@@ -74,6 +101,8 @@ def admit(control: Address, base: Address, me: Int, keys: Words, rows: Words, ca
         row = value
         if value >= ABSENT:
             segment = segment if value == ABSENT else -1
+            if given != 0:
+                store_release64(base + at.GIVEN, given + k * size)
             row = enter_key(control, base, owner, key_hash, key, line, call, k, segment, word)
         if row < ABSENT:
             return (k << 16) | -row
@@ -82,14 +111,34 @@ def admit(control: Address, base: Address, me: Int, keys: Words, rows: Words, ca
 
 
 @kernel
+def admit(control: Address, base: Address, me: Int, keys: Words, rows: Words, call: Words, progress: Int) -> Int:
+    """Like `find`, but a key that is not there is entered, with its initial row, or as a candidate for one.
+
+    Args:
+        call: two zeros at first, which the call uses; and how many adds a key needs to get a row, or 1: at once.
+    """
+    return _admit(control, base, me, keys, rows, call, 0, progress)
+
+
+@kernel
+def admit_copies(
+    control: Address, base: Address, me: Int, keys: Words, rows: Words, given: Address, call: Words, progress: Int
+) -> Int:
+    """Like `admit`, of copies of rows that other hosts have, by the node: they begin with the values that are given."""
+    code = _admit(control, base, me, keys, rows, call, given, progress)
+    store_release64(base + at.GIVEN, 0)
+    return code
+
+
+@kernel
 def read(control: Address, base: Address, me: Int, keys: Words, rows: Words, out: Address, progress: Int) -> Int:
-    """Writes the values of rows, and for those below 0 the initial values of their keys: ``(done << 16) | code``."""
+    """Writes the values of rows, and for those ABSENT the initial values of their keys: ``(done << 16) | code``."""
     size = load_acquire64(base + at.COLUMNS) * load_acquire64(base + at.ITEMSIZE)
     code = read_rows(control, base, me, rows, out, size, progress)
     if code != 0:
         return code
     for k in range(rows.size):
-        if rows[k] < 0:
+        if rows[k] == ABSENT:
             write_initial(base, int(keys[k]), out + k * size)
     line = base + LINES + LINE_BYTES * me
     unpin(line)

@@ -32,11 +32,12 @@ from multiverso.layout.keyed import (
     LINES,
     MORE_SHIFT,
     NO_ROW,
+    OWNERS,
     ROWS_AT_ONCE,
     UNCLAIMED,
     at,
 )
-from multiverso.layout.words import CACHE_LINE, MAX_WORKERS
+from multiverso.layout.words import CACHE_LINE
 
 _LATER = 16  # rows: how long before they are written fresh ones are sent for
 
@@ -63,7 +64,7 @@ def safe_epoch(control, base):
     """What was removed before this epoch is in no call's undo slots any more."""
     fence_all()
     safe = load_acquire64(base + at.EPOCH)
-    for worker in range(MAX_WORKERS):
+    for worker in range(OWNERS):
         line = base + LINES + LINE_BYTES * worker
         pinned = load_acquire64(line + at.PIN)
         if pinned != 0 and pinned - 1 < safe:

@@ -11,6 +11,7 @@ from multiverso.compiling.atomics import (
     hash64,
     load_acquire64,
     load_double,
+    move,
     store_float32,
     store_float64,
     store_int32,
@@ -61,10 +62,14 @@ def _initial_number(kind, scale, seed, column):
 
 @inner
 def write_initial(base, key, place):
-    """Writes the values of a key's initial row to an address."""
+    """Writes the values of a key's initial row to an address, or those that the node gives a copy."""
     kind, scale = load_acquire64(base + at.KIND), load_double(base + at.SCALE)
     dtype, itemsize = load_acquire64(base + at.DTYPE), load_acquire64(base + at.ITEMSIZE)
     columns = load_acquire64(base + at.COLUMNS)
+    given = load_acquire64(base + at.GIVEN)
+    if given != 0:
+        move(place, given, columns * itemsize)
+        return
     seed = hash64(load_acquire64(base + at.SEED) ^ hash64(key))
     if dtype == FLOAT32:  # a loop for each kind, of stores alone: the compiler makes vectors of it
         if kind == UNIFORM:

@@ -29,6 +29,7 @@ from multiverso.kernels.keyed.index import (
 )
 from multiverso.kernels.keyed.row_words import count_up, hold_row, is_dead, keyed_line, owner_of, undo_slot_of
 from multiverso.kernels.keyed.segments import SEGMENT_ENTRIES, take_segment
+from multiverso.kernels.stripe_words import owner_word
 from multiverso.layout.keyed import (
     BUCKET_BYTES,
     BUCKETS,
@@ -42,11 +43,11 @@ from multiverso.layout.keyed import (
     LINES,
     NO_ROW,
     OWNER,
+    OWNERS,
     SEGMENT_VERSION,
     USED_SHIFT,
     at,
 )
-from multiverso.layout.words import MAX_WORKERS
 
 _AHEAD = 16
 WHOLE = 1 << 48  # of the hash patterns, as `evict` counts what it has seen
@@ -107,6 +108,19 @@ def remove(control: Address, base: Address, me: Int, keys: Words, removed: Words
     return 0
 
 
+@kernel
+def are_through(control: Address, base: Address, me: Int, epoch: Int) -> Int:
+    """Whether no call but ``me``'s own is under way that began before an epoch."""
+    fence_all()
+    for worker in range(OWNERS):
+        line = base + LINES + LINE_BYTES * worker
+        pinned = load_acquire64(line + at.PIN)
+        owner = owner_word(load_acquire64(line + at.ATTACHMENT), worker)
+        if worker != me and pinned != 0 and pinned - 1 < epoch and not is_dead(control, owner):
+            return 0
+    return 1
+
+
 # -- eviction --------------------------------------------------------------------------------------------------
 
 
@@ -114,7 +128,7 @@ def remove(control: Address, base: Address, me: Int, keys: Words, removed: Words
 def _total(base):
     """Keys that have a row, by what the workers have counted: a killed one may have counted one less."""
     total = 0
-    for worker in range(MAX_WORKERS):
+    for worker in range(OWNERS):
         line = base + LINES + LINE_BYTES * worker
         total += load_acquire64(line + at.KEYS_ADMITTED)
         total -= load_acquire64(line + at.KEYS_REMOVED) + load_acquire64(line + at.KEYS_EVICTED)

@@ -12,7 +12,7 @@ import numpy.typing as npt
 from multiverso.errors import TableMismatchError
 from multiverso.layout import keyed as layout
 from multiverso.layout.keyed import at
-from multiverso.layout.words import ATTACHMENT, MAX_WORKERS
+from multiverso.layout.words import ATTACHMENT
 from multiverso.memory.shared import SharedMemory
 from multiverso.memory.words import load64, store64
 from multiverso.runtime.session.session import Session
@@ -48,8 +48,10 @@ class KeyedMemory:
         self.bytes_a_key = spec.row_bytes + _INDEX_BYTES + spec.log_bytes
 
     @classmethod
-    def of(cls, session: Session, called: str, spec: KeyedSpec) -> KeyedMemory:
+    def of(cls, session: Session, called: str, spec: KeyedSpec, *, on_this_host: bool = False) -> KeyedMemory:
         """Makes the memory, or attaches to what another worker has made, and begins this worker's attachment to it.
+
+        ``on_this_host``: each host of the job makes its own.
 
         Raises:
             TableMismatchError: what is there is another table.
@@ -61,7 +63,9 @@ class KeyedMemory:
             _begin(memory.address, places)
 
         by_order = spec.name is None
-        found = session.shared_memory(memory_name(called), places["size"], initialise, sparse=True, once=by_order)
+        found = session.shared_memory(
+            memory_name(called), places["size"], initialise, sparse=True, once=by_order, on_this_host=on_this_host
+        )
         memory = cls(found, spec)
         memory.check_equal(spec)
         line = memory._line(session.worker_id)
@@ -97,7 +101,7 @@ class KeyedMemory:
     def rows_handed_out(self) -> int:
         """Rows that belong to an entry of the index."""
         last = self.word("NEXT_ROW")
-        return (last >> 16) - sum(self._claims(worker, last) for worker in range(MAX_WORKERS))
+        return (last >> 16) - sum(self._claims(worker, last) for worker in range(layout.OWNERS))
 
     def _claims(self, worker: int, last: int) -> int:
         """How many rows a worker has in hand that are not a key's yet."""
@@ -127,15 +131,14 @@ class KeyedMemory:
 
     def adds(self) -> int:
         """Returns how many calls of all workers have added."""
-        return sum(load64(self._line(worker) + at.ADDS) for worker in range(MAX_WORKERS))
+        return sum(load64(self._line(worker) + at.ADDS) for worker in range(layout.OWNERS))
 
     def statistics(self) -> dict[str, Any]:
         """Returns what memory the table takes, and what its workers have done."""
         segments = int(np.count_nonzero(self._segment_words()))
         used = (self.word("NEXT_ROW") >> 16) * self._spec.row_bytes + segments * layout.SEGMENT_BYTES
-        counts = {
-            name.lower(): sum(load64(self._line(w) + getattr(at, name)) for w in range(MAX_WORKERS)) for name in _COUNTS
-        }
+        lines = [self._line(worker) for worker in range(layout.OWNERS)]
+        counts = {name.lower(): sum(load64(line + getattr(at, name)) for line in lines) for name in _COUNTS}
         return {"bytes": used, "segments": segments, **counts}
 
     # -- parts of it -----------------------------------------------------------------------------------------

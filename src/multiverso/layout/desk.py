@@ -1,0 +1,44 @@
+"""The memory through which a worker asks its node for rows at other hosts: a desk for each worker, in two lanes.
+
+In a lane lie a few words and room for what a question is about, keys and rows, which an answer takes the place of. The
+worker writes them, counts ``ASKED`` up and rings the bell, on which the node sleeps; the node answers and sets ``DONE``
+to the same number. Each table has its desks, a host one bell.
+"""
+
+from __future__ import annotations
+
+from multiverso.layout.records import Record
+from multiverso.layout.words import CACHE_LINE, MAX_WORKERS
+
+HEAD = Record(CACHE_LINE)
+TROUBLE = HEAD.int64("trouble")  # the node's words: why adds can no longer reach a host, a code of the below
+TROUBLE_HOST = HEAD.int64("trouble_host")
+
+LANE = Record(2 * CACHE_LINE)
+ASKED = LANE.int64("asked")  # the worker's words
+WHAT = LANE.int64("what")  # one of the below
+COUNT = LANE.int64("count")  # keys
+ARGUMENT = LANE.int64("argument")
+DONE = LANE.int64("done", apart=True)  # the node's
+CODE = LANE.int64("code")
+RESULT = LANE.int64("result")  # a number, or the host that a code is about
+FOUND = LANE.int64("found")  # rows in the room
+
+# WHAT
+FETCH, REMOVE, CONTAINS, COUNT_KEYS, SET_HYPER, LIST, READ, OVERWRITE = range(1, 9)
+# CODE
+DONE_WELL, HOST_LOST, OTHER_TABLE, HOST_FULL, REFUSED = range(5)
+
+ROOM = 1 << 20  # bytes of keys and rows
+LANES = 2  # of a worker: for what it waits for, and for what it wants later
+LANE_BYTES = LANE.size + ROOM
+BYTES = HEAD.size + MAX_WORKERS * LANES * LANE_BYTES
+
+
+BELL = "multiverso-bell"  # the name of a word of memory: int32, counted up
+BELL_BYTES = 64
+
+
+def lane_at(worker: int, lane: int) -> int:
+    """Returns where a lane of a worker begins."""
+    return HEAD.size + (worker * LANES + lane) * LANE_BYTES
