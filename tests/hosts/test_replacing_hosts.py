@@ -336,7 +336,8 @@ def test_rounds_go_on_though_the_thread_that_moves_waits_for_values_that_they_br
     mover = Mover(lambda order: None, threading.Event())  # not begun: what is left to it waits
     fabric: Any = SimpleNamespace(rounds=SimpleNamespace(release=released.append))
     roster = Roster(0, ("a", "b"), (1, 1), ("127.0.0.1", 1))
-    tables = ExchangedTables(roster, fabric, mover, control, dict, lambda report: None, lambda message: None)
+    none: Any = None
+    tables = ExchangedTables(roster, fabric, none, mover, control, dict, lambda report: None, lambda message: None)
     tables.release(7)
     assert released == [7]
 

@@ -80,7 +80,6 @@ def test_what_works_on_one_host_only_is_refused_in_a_sentence() -> None:
     def work(session: Session) -> list[str]:
         table = ArrayTableHandler(4, np.arange(4.0), session=session)
         calls: list[Any] = [
-            lambda: mv.KeyedTable(4, session=session),
             lambda: session.shared_memory("mine", 64),
             lambda: ArrayTableHandler(5, dtype="int32", initial="mean", session=session),
         ]

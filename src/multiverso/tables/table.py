@@ -101,9 +101,16 @@ class Table(InProcess, Generic[Spec]):
     @learning_rate.setter
     def learning_rate(self, rate: float) -> None:
         self._session.check()
+        self._set_rate(rate)
+        self._tell_rate(rate)
+
+    def _set_rate(self, rate: float) -> None:
         kept = self._rate()
         check_numbers(f"the updater {self._updater_name}", [positive(rate, "learning rate")], kept.dtype.name)
         kept[0] = rate
+
+    def _tell_rate(self, rate: float) -> None:
+        """Sets the rate where else the updater runs: only this host's memory has it by now."""
 
     def _rate(self) -> Array:
         """Returns the number in the table's header itself: every operation reads it."""
@@ -128,7 +135,7 @@ class Table(InProcess, Generic[Spec]):
         Of a host's workers the lowest that is still there sets the rate for all: worker 0 may have died, or left.
         """
         if self._schedule is not None and not any(map(self._session.control.is_live, self._before_me)):
-            self.learning_rate = self._schedule(self._steps())
+            self._set_rate(self._schedule(self._steps()))
 
     def _transformed(self, delta: Array, rows: int = 1) -> Array:
         """Returns what is to be added, within its bounds, once the learning rate is what the schedule says."""

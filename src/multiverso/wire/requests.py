@@ -196,9 +196,26 @@ class Combine(_Request):
     operation: _Text
 
 
+class Spread(_Request):
+    """A keyed table whose rows live on all hosts is in this host's memory. Idempotent; no answer.
+
+    ``rows``, ``copies``, ``desks`` and ``bell`` are the numbers of its memory: rows that live here, copies of others,
+    where workers ask for rows, and the word by which they say so. ``spec`` is the table as all hosts have to mean it.
+    """
+
+    called: _Text
+    spec: dict[str, Any]
+    rows: _Number
+    copies: _Number
+    desks: _Number
+    bell: _Number
+    most_copies: Annotated[int, Meta(ge=1)]
+    seconds: float
+
+
 Request = (
     Hello | Challenge | Prove | Status | Look | Subscribe | Attach | Ready | Withdraw | Create | Share | Initialised
-    | Close | Cancel | Arrived | Gather | AllGather | Ask | Notify | Combine
+    | Close | Cancel | Arrived | Gather | AllGather | Ask | Notify | Combine | Spread
 )  # fmt: skip
 
 

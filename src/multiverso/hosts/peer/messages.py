@@ -145,13 +145,14 @@ class Messages:
     Args:
         peers: the node's connections, which are closed with what else they carry.
         deliver: gets another host's number and its message, in the thread of that host.
+        role: of the connections, of ``handshake.ROLES``.
     """
 
-    def __init__(self, peers: Peers, deliver: Deliver) -> None:
+    def __init__(self, peers: Peers, deliver: Deliver, role: int = MESSAGES) -> None:
         self._pool = Buffers(_KEPT)
         self._streams: dict[int, Stream] = {}
-        self._deliver, self._peers = deliver, peers
-        self._open = peers.carry(MESSAGES, self._new_stream, Pace(0))
+        self._deliver, self._peers, self._role = deliver, peers, role
+        self._open = peers.carry(role, self._new_stream, Pace(0))
 
     def _new_stream(self, host: int) -> Stream:
         stream = self._streams[host] = Stream(host, self._deliver, self._pool)
@@ -159,7 +160,7 @@ class Messages:
 
     def open(self) -> None:
         """Begins to connect, unless that has begun."""
-        self._peers.open(MESSAGES)
+        self._peers.open(self._role)
 
     def send(self, host: int, *parts: Body) -> None:
         """Sends a message over what is open, the memory of whose parts must not change afterwards. Does not wait."""

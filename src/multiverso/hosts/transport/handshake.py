@@ -30,8 +30,15 @@ from multiverso.hosts.transport.credentials import Credentials
 from multiverso.hosts.transport.tls import context_of, encrypt
 
 VERSION = 3  # of all that nodes say to each other; the handshake refuses any other
-VALUES, CONTROL, MESSAGES, ROUNDS, PUBLICATIONS = 1, 2, 3, 4, 5
-ROLES = {VALUES: "values", CONTROL: "control", MESSAGES: "messages", ROUNDS: "rounds", PUBLICATIONS: "publications"}
+VALUES, CONTROL, MESSAGES, ROUNDS, PUBLICATIONS, ROWS = 1, 2, 3, 4, 5, 6
+ROLES = {
+    VALUES: "values",
+    CONTROL: "control",
+    MESSAGES: "messages",
+    ROUNDS: "rounds",
+    PUBLICATIONS: "publications",
+    ROWS: "rows",
+}
 _MAGIC = b"MVHS"
 _NONCE = _PROOF = 32
 _HELLO = struct.Struct(f"!4sHHIIQQ16s{_NONCE}s")

@@ -78,7 +78,7 @@ class WaitGraph(Struct, frozen=True):
             at.FOR_ROUND: f"round {(wait.target - 1) // (table.chunks if table else 1) + 1} of {name}",
             at.FOR_CLOCK: f"tick {wait.target} (bounded staleness) of {name}",
             at.FOR_BATCHES: "the end of an epoch's last batches",
-            at.FOR_OTHER_HOSTS: "what others add to a reduction",
+            at.FOR_OTHER_HOSTS: "what others add to a reduction" if wait.target else "rows of other hosts",
             at.FOR_TABLE: f"the creation of table number {wait.target}",
             at.FOR_LOCK: lock,
             at.FOR_WORD: lock,

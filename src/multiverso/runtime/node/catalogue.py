@@ -23,6 +23,7 @@ from multiverso.spec.states import states_of
 from multiverso.spec.table import MemorySpec, Places, TableSpec
 
 _MEMORY_HEAD = 64 * 1024
+_THE_NODE = -1  # among a piece's holders
 Spec = TableSpec | MemorySpec
 Key = tuple[str, int | str]  # ("order", 3), ("name", "weights"), or ("memory", "lines")
 
@@ -123,6 +124,14 @@ class Catalogue:
         piece = self.find(("memory", name))
         return None if piece is None else self._whole(piece)
 
+    def keep(self, number: int) -> Segment | None:
+        """Returns all of plain memory, which is not freed from now on: the node uses it until the job ends."""
+        piece = self._pieces.get(number)
+        if piece is None or not isinstance(piece.spec, MemorySpec):
+            return None
+        piece.holders.add(_THE_NODE)
+        return self._whole(piece)
+
     def is_over(self, key: Key) -> bool:
         """Whether all that had a piece have closed it, and no other can have that name or place."""
         return key in self._over or (key[0] == "order" and int(key[1]) <= self.ordered)
@@ -180,7 +189,8 @@ class Catalogue:
         return Shard(self._whole(piece), piece.spec, piece.shard.workers, piece.shard.mode)
 
     def _whole(self, piece: Piece) -> Segment:
-        return Segment(self._heap.descriptor, piece.offset, at.round_up(piece.size, at.PAGE))
+        sparse = isinstance(piece.spec, MemorySpec) and piece.spec.sparse
+        return Segment(self._heap.descriptor, piece.offset, at.round_up(piece.size, at.PAGE), sparse=sparse)
 
     def _map(self, offset: int, size: int, head: int) -> Segment:
         try:

@@ -15,7 +15,6 @@ from multiverso.memory.words import load64
 from multiverso.runtime.job.control import Control
 from multiverso.runtime.job.worker_state import WorkerState
 from multiverso.runtime.several_hosts.exchanged_tables import ExchangedTables
-from multiverso.runtime.several_hosts.moving import move_deadline
 
 
 class HostBarriers:
@@ -32,8 +31,8 @@ class HostBarriers:
         self, roster: Roster, control: Control, tables: ExchangedTables, comes_again: Callable[[int], bool]
     ) -> None:
         self._roster, self._control, self._comes_again = roster, control, comes_again
-        self._fabric, self._mover, self._shards = tables.fabric, tables.mover, tables.shards
-        self._joined, self._report = tables.joined, tables.report
+        self._tables, self._fabric, self._mover, self._shards = tables, tables.fabric, tables.mover, tables.shards
+        self._report = tables.report
         # by worker of this host: the last barrier that it said it has reached
         self._arrived: dict[int, int] = {}
         self._released = self._settling = 0
@@ -85,7 +84,7 @@ class HostBarriers:
                 self._overwritten = barrier
                 for number, (host, turn, all_are_there) in order.written.items():
                     self._fabric.rounds.overwrite(number, host, turn, all_are_there)
-            self._fabric.take(move_deadline(), self._joined)
+            self._tables.take_all()
 
         self._mover.do(take, lambda: self._release(barrier))
 
@@ -95,18 +94,16 @@ class HostBarriers:
 
     def gathered(self, order: Gathered) -> None:
         """All have brought what this host has asked for: takes it, and says so to its workers."""
-        self._mover.do(
-            lambda: self._fabric.take(move_deadline(), self._joined), lambda: self._control.note_gathered(order.number)
-        )
+        self._mover.do(self._tables.take_all, lambda: self._control.note_gathered(order.number))
 
     # -- in the mover's thread -------------------------------------------------------------------------------
 
     def _settle(self, report: Report) -> None:
-        self._fabric.settle(move_deadline(), self._joined)
+        self._tables.settle()
         self._report(report)
 
     def _settle_at(self, barrier: int) -> None:
-        self._fabric.settle(move_deadline(), self._joined)
+        self._tables.settle()
         self._report(Settled(barrier, self._newly_written(), self._fabric.rounds.turns()))
 
     def _newly_written(self) -> list[int]:

@@ -14,6 +14,7 @@ from multiverso.runtime.job.control import Control
 from multiverso.runtime.several_hosts.following import Clocks, Follower
 from multiverso.runtime.several_hosts.mirror import show_progress, write_progress
 from multiverso.runtime.several_hosts.moving import Mover, move_deadline
+from multiverso.runtime.several_hosts.spread_tables import SpreadTables
 from multiverso.shards.shard import Shard
 
 
@@ -25,6 +26,7 @@ class ExchangedTables:
     Args:
         roster: the job's hosts.
         fabric: moves the values.
+        rows: the tables whose rows live on one host each.
         mover: the thread that has it do so.
         control: the control segment.
         shards: returns the tables by number.
@@ -32,7 +34,7 @@ class ExchangedTables:
         tell: reports at once.
 
     Attributes:
-        fabric, mover, shards, report: as above.
+        fabric, rows, mover, shards, report: as above.
         exchange: how tables travel, once a worker has said so.
         joined: the tables that a worker may still want; of the thread that moves.
     """
@@ -41,6 +43,7 @@ class ExchangedTables:
         self,
         roster: Roster,
         fabric: Fabric,
+        rows: SpreadTables,
         mover: Mover,
         control: Control,
         shards: Callable[[], Mapping[int, Shard]],
@@ -50,7 +53,7 @@ class ExchangedTables:
         self.exchange = ExchangeOptions()
         self.joined: set[int] = set()
         self._roster = roster
-        self.fabric = fabric
+        self.fabric, self.rows = fabric, rows
         self.mover = mover
         self._control = control
         self.shards = shards
@@ -58,6 +61,16 @@ class ExchangedTables:
         self._attached: set[int] = set()  # those that the fabric knows; of the thread that moves
         self._follower: Follower | None = None  # once there is a synchronous table
         self._clocks: Clocks | None = None  # once there is one with a bound
+
+    def settle(self) -> None:
+        """Brings all that this host's workers have added to the homes; of the thread that moves."""
+        self.fabric.settle(move_deadline(), self.joined)
+        self.rows.settle(move_deadline())
+
+    def take_all(self) -> None:
+        """Takes all that the other hosts have brought to the homes; of the thread that moves."""
+        self.fabric.take(move_deadline(), self.joined)
+        self.rows.drop(move_deadline())
 
     def close(self) -> None:
         """Ends what follows rounds and clocks; before the fabric is closed."""

@@ -70,6 +70,7 @@ from multiverso.runtime.several_hosts.moving import Mover
 from multiverso.runtime.several_hosts.questions import Questions
 from multiverso.runtime.several_hosts.reductions import Reductions
 from multiverso.runtime.several_hosts.reporting import Reporter
+from multiverso.runtime.several_hosts.spread_tables import SpreadTables
 from multiverso.shards.shard import Shard
 from multiverso.spec.modes import MODES
 from multiverso.wire import requests as asked
@@ -92,6 +93,7 @@ class OtherHosts(Hosts):
         tables: which of them travel, and how.
         barriers: who has reached which.
         reductions: arrays that workers of all hosts reduce, once the memory is there.
+        rows: tables whose rows live on one host each.
     """
 
     several = True
@@ -112,6 +114,7 @@ class OtherHosts(Hosts):
         """See `Hosts.meet`."""
         self._post = post
         self._messages = Messages(self.fabric.peers, self._deliver)
+        self.rows = SpreadTables(self.roster, self.fabric.peers)
         self._centre = self._meet(self._listener)
 
     def _meet(self, listener: socket.socket | None) -> Centre | Outpost:
@@ -147,7 +150,8 @@ class OtherHosts(Hosts):
         self._shards: Callable[[], Mapping[int, Shard]] = lambda: catalogue.shards
         self.reporter = Reporter(roster, control, self._shards, lambda: catalogue.memory(MEMORY), tell, self._closing)
         self._mover = mover = Mover(self._post, self._closing)
-        self.tables = ExchangedTables(roster, fabric, mover, control, self._shards, self.report, tell)
+        self.rows.begin(control, catalogue)
+        self.tables = ExchangedTables(roster, fabric, self.rows, mover, control, self._shards, self.report, tell)
         self.barriers = HostBarriers(roster, control, self.tables, comes_again)
         self.reductions = Reductions(roster, control, self._messages, catalogue.whole_memory)
         self._creations = HostCreations(catalogue, control, roster, self.tables)
@@ -170,6 +174,7 @@ class OtherHosts(Hosts):
         if self.reductions is not None:
             self._mover.close()
             self.reductions.close()
+            self.rows.close()
             self.tables.close()
         self.fabric.close()
         if self._centre is not None:
@@ -223,6 +228,8 @@ class OtherHosts(Hosts):
             case asked.Combine():
                 assert self.reductions is not None
                 self.reductions.contribute(connection.attached_id, request)
+            case asked.Spread():
+                self.rows.open(request)
 
     def replaced(self, worker_id: int) -> None:
         """See `Hosts.replaced`."""
@@ -300,6 +307,7 @@ class OtherHosts(Hosts):
 
     def _lose(self, host: int, why: str) -> None:
         self._lost.add(host)
+        self.rows.lost(host)
         if any(self.control.worker(i).is_live for i in self.roster.workers_of(host)):
             log(f"{self.roster.names[host]} is lost: {why}")
         if self.control.continues:

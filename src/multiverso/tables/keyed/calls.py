@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
+from itertools import repeat
 from typing import Any, ParamSpec, TypeVar
 
 import numpy as np
@@ -18,6 +19,7 @@ from multiverso.kernels.keyed import calls as kernels
 from multiverso.kernels.keyed import removal as removal
 from multiverso.memory.heap import free_memory
 from multiverso.runtime.session.session import Session
+from multiverso.tables.convert import Array
 from multiverso.tables.keyed.growth import Growth
 from multiverso.tables.keyed.memory import KeyedMemory
 from multiverso.tables.keyed.progress import Adding, Call, Evicting, Removing, done
@@ -68,19 +70,19 @@ class KeyedCalls:
 
     # -- rows ------------------------------------------------------------------------------------------------
 
-    def get(self, keys: Keys, out: int, deadline: Deadline | None) -> None:
-        """Writes the rows of keys, or their initial rows, to an address."""
+    def get(self, keys: Keys, out: Array, deadline: Deadline | None) -> None:
+        """Writes the rows of keys, or their initial rows."""
         with turn(self.lock, self._spec):
-            self._ready(deadline)
-            self.read(keys, out, deadline)
+            self.ready(deadline)
+            self.read(keys, out.ctypes.data, deadline)
 
     def read(self, keys: Keys, out: int, deadline: Deadline | None) -> None:
-        """As `get`, under the lock."""
+        """As `get`, under the lock, to an address."""
         try:
             rows = self._find(keys, deadline)
             self.run(kernels.read, (keys, rows, out), deadline)
         except BaseException:
-            self._release()
+            self.release()
             raise
 
     def add(self, call: Call, deadline: Deadline | None) -> None:
@@ -107,15 +109,6 @@ class KeyedCalls:
     def find(self, keys: Keys) -> Keys:
         """Returns the rows of keys (-1: none), which may be other keys' by the time that it returns."""
         return self.alone(self._find, keys, None)
-
-    def existing(self, keys: Keys, size: int) -> tuple[Keys, npt.NDArray[np.uint8]]:
-        """Returns those of the keys that have a row, and the first ``size`` bytes of each row."""
-        return self.alone(self._existing, keys, size)
-
-    def _existing(self, keys: Keys, size: int) -> tuple[Keys, npt.NDArray[np.uint8]]:
-        rows = self._find(keys, None)
-        there = rows >= 0
-        return keys[there], self.bytes_of(rows[there], size)
 
     # -- going -----------------------------------------------------------------------------------------------
 
@@ -172,11 +165,11 @@ class KeyedCalls:
         Rows that it finds are no other key's until it ends.
         """
         with turn(self.lock, self._spec):
-            self._ready(None)
+            self.ready(None)
             try:
                 return work(*arguments, **named)
             finally:
-                self._release()
+                self.release()
 
     def bytes_of(self, rows: Keys, size: int) -> npt.NDArray[np.uint8]:
         """Returns the first bytes of rows that are pinned."""
@@ -215,11 +208,11 @@ class KeyedCalls:
         """Finishes what an exception has left half."""
         if self._unfinished is not None and not holds(self.lock):  # else this is inside of that call
             with turn(self.lock, self._spec):
-                self._ready(deadline)
+                self.ready(deadline)
 
     def end(self, call: Call) -> None:
         """A call returns: the next one is not its repetition. The last step of a user's call."""
-        self._mine.call = call.outer
+        end_together([(self, call)])
 
     def _begin(self, call: Call) -> None:
         """Notes a call of this thread's; it continues with what one that raised has done, if it is its repetition."""
@@ -237,7 +230,7 @@ class KeyedCalls:
             call = call.outer
         return call
 
-    def _ready(self, deadline: Deadline | None) -> None:
+    def ready(self, deadline: Deadline | None) -> None:
         """Before a call that reads, under the lock. Its caller has continued without repeating one that raised."""
         self._clear(deadline)
         if self._mine.call is not None:
@@ -282,7 +275,7 @@ class KeyedCalls:
             if isinstance(error, OutOfMemoryError) or not call.has_begun(self._rows_done.value):
                 self._unfinished = None
                 call.forget()
-                self._release()
+                self.release()
             else:
                 call.keep()
             raise
@@ -298,7 +291,7 @@ class KeyedCalls:
         """Finishes what is half done; every later call raises ClosedError. May be called again."""
         with turn(self.lock, self._spec):
             if self._closed is None:
-                self._ready(None)
+                self.ready(None)
                 self._closed = reason
 
     # -- inside ----------------------------------------------------------------------------------------------
@@ -335,8 +328,14 @@ class KeyedCalls:
             )
         self._budget = (free - _SPARE_BYTES) // 16 - needed
 
-    def _release(self) -> None:
+    def release(self) -> None:
+        """Ends what pins the rows that were found; under the lock."""
         kernels.release.compiled()(self._memory.address, self._session.worker_id)
+
+    @property
+    def address(self) -> int:
+        """Where the table begins."""
+        return self._memory.address
 
     @property
     def what(self) -> str:
@@ -348,6 +347,11 @@ class KeyedCalls:
         return OutOfMemoryError(
             f"the {self._spec} is full, or the machine's memory is: it has {self._memory.rows_handed_out():,} rows"
         )
+
+
+def end_together(parts: Sequence[tuple[KeyedCalls, Call]]) -> None:
+    """All parts of a user's call return. In one step of the interpreter: no signal's handler comes in between."""
+    list(map(setattr, [calls._mine for calls, _ in parts], repeat("call"), [call.outer for _, call in parts]))
 
 
 def _allow() -> None:

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 from msgspec.structs import replace
 
-from multiverso.kernels.keyed.passes import GONE, KEY
+from multiverso.kernels.keyed.passes import GONE
 from multiverso.layout.keyed import NO_ROW
 from multiverso.runtime.session.replacing import leaves_values
 from multiverso.spec.table import checked_count
@@ -41,13 +41,10 @@ class KeyedContents(HeldKeyedTable):
         read, unless it is removed before; keys that get a row meanwhile may come or not.
         """
         batch = checked_count(batch, "batch")
-        size = self.dim * self._dtype.itemsize
-        for keys, _, kinds in self._passes.entries(batch):
-            keys = keys[kinds == KEY]
+        for keys, _, rows in self._passes.rows_since(0, self.dim * self._dtype.itemsize):
             for start in range(0, keys.size, batch):
-                there, rows = self._calls.existing(keys[start : start + batch], size)
-                if there.size:
-                    yield there, rows.view(self._dtype)
+                part = slice(start, start + batch)
+                yield keys[part], rows[part].view(self._dtype)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes keys, rows and updater state to a safetensors file, whole or not at all.

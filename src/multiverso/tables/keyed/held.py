@@ -14,6 +14,7 @@ from multiverso.tables.keyed.calls import KeyedCalls
 from multiverso.tables.keyed.memory import KeyedMemory
 from multiverso.tables.keyed.rounds import KeyedRounds
 from multiverso.tables.keyed.spec import KeyedSpec
+from multiverso.tables.keyed.spread import SpreadCalls, SpreadPasses, open_spread
 from multiverso.tables.keyed.whole import KeyedPasses
 from multiverso.tables.table import Closed, Table
 from multiverso.updaters import Updater
@@ -23,11 +24,11 @@ class HeldKeyedTable(Table[KeyedSpec]):
     """One worker's hold of a keyed table, without its operations; see `KeyedTable`."""
 
     _memory: KeyedMemory
-    _calls: KeyedCalls
-    _passes: KeyedPasses
+    _calls: KeyedCalls | SpreadCalls
+    _passes: KeyedPasses | SpreadPasses
     _rounds: KeyedRounds | None = None  # in a synchronous job
 
-    def __init__(self, session: Session, spec: KeyedSpec, updater: Updater) -> None:
+    def __init__(self, session: Session, spec: KeyedSpec, updater: Updater, cache_rows: int | None = None) -> None:
         session.check()
         mode = session.consistency
         if mode.has_clocks:
@@ -45,11 +46,12 @@ class HeldKeyedTable(Table[KeyedSpec]):
                 "a KeyedTable in a synchronous job admits each key at once and keeps it: leave out admission= and "
                 "eviction=, or call init() without sync="
             )
-        refuse_across_hosts(
-            session.hosts,
-            "a KeyedTable",
-            "use a MatrixTableHandler, whose rows have numbers, or start all workers on one host",
-        )
+        if mode.in_rounds:
+            refuse_across_hosts(
+                session.hosts,
+                "a KeyedTable in a synchronous job",
+                "call init() without sync=, use a MatrixTableHandler, or start all workers on one host",
+            )
         spec = replace(spec, in_rounds=mode.in_rounds)
         super().__init__(session, spec, updater)
         self._closed = False
@@ -61,13 +63,17 @@ class HeldKeyedTable(Table[KeyedSpec]):
             if isinstance(twin, HeldKeyedTable):
                 twin._memory.check_equal(spec)
                 self._memory, self._calls, self._rounds = twin._memory, twin._calls, twin._rounds
+                self._passes = twin._passes
             elif mode.in_rounds:
                 self._rounds = KeyedRounds.of(session, called, spec, updater)
                 self._memory, self._calls = self._rounds.memory, self._rounds.calls
+            elif session.hosts:
+                self._memory, self._calls, self._passes = open_spread(session, called, spec, cache_rows)
             else:
                 self._memory = KeyedMemory.of(session, called, spec)
                 self._calls = KeyedCalls(session, self._memory, spec)
-            self._passes = KeyedPasses(session, self._memory, self._calls)
+            if not isinstance(self._calls, SpreadCalls):
+                self._passes = KeyedPasses(session, self._memory, self._calls)
             self._operations = self._rounds.operations if self._rounds is not None else None
             self._called, self._shared = called, self._memory.memory
             # in one step: either this call has opened the table, or it can be made again
@@ -82,6 +88,10 @@ class HeldKeyedTable(Table[KeyedSpec]):
 
     def _hyper(self, index: int) -> Array:
         return self._memory.hyper()[index : index + 1]
+
+    def _tell_rate(self, rate: float) -> None:
+        if isinstance(self._calls, SpreadCalls) and self._rate_index is not None:
+            self._calls.set_hyper(self._rate_index, rate)
 
     def _steps(self) -> int:
         return self._memory.adds() if self._rounds is None else self._rounds.version()

@@ -131,10 +131,14 @@ class Call(Struct, eq=False):
     Attributes:
         work: what it does; the one that raised and its repetition share it.
         outer: the call of the same thread that this one has come in between of.
+        whole: the user's call of which this one is a part.
+        parts: its own, once all are done.
     """
 
     work: Adding | Removing | Evicting
     outer: Call | None = None
+    whole: Call | None = None
+    parts: list[Call] = field(default_factory=list)
 
     def keep(self) -> None:
         """An add has raised, done or not: the caller may write to its arrays before it is repeated."""
@@ -145,7 +149,8 @@ class Call(Struct, eq=False):
         """Whether the function that makes it is still running, in this thread."""
         frame: FrameType | None = sys._getframe(1)
         while frame is not None:
-            if frame.f_locals.get("this_call") is self:
+            found = frame.f_locals.get("this_call")
+            if found is not None and (found is self or found is self.whole):
                 return True
             frame = frame.f_back
         return False

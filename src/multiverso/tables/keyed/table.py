@@ -14,10 +14,12 @@ from multiverso.runtime.session.current import current
 from multiverso.runtime.session.session import Session
 from multiverso.spec.table import check_name, checked_count, checked_dtype
 from multiverso.tables.convert import Array, Out, as_data, as_numpy
+from multiverso.tables.keyed.calls import KeyedCalls
 from multiverso.tables.keyed.contents import KeyedContents
 from multiverso.tables.keyed.keys import Keys, as_keys, summed
 from multiverso.tables.keyed.progress import Adding, Call, Evicting
 from multiverso.tables.keyed.spec import Eviction, KeyedSpec
+from multiverso.tables.keyed.spread import SpreadCalls
 from multiverso.tables.operations import ADD_ROWS, GET_ROWS
 from multiverso.tables.output import fresh, into
 from multiverso.updaters import Updater, UpdaterName, resolve
@@ -61,6 +63,8 @@ class KeyedTable(KeyedContents):
         admission: how many adds, one in each call, a key needs before it gets a row, at most 255. The deltas of those
             before are not applied: rare keys cost 16 bytes of the index, and no row.
         eviction: which keys `tick` and `evict` remove; None: none. Beyond `most_keys` adds do so by themselves.
+        cache_rows: on several hosts: of how many rows that live on other hosts each host keeps copies; at least as many
+            as one add names. By default 256 MB of them.
         name: create the table by this name, or attach to it.
         session: the session it belongs to; the current one by default.
 
@@ -94,6 +98,7 @@ class KeyedTable(KeyedContents):
         updater: UpdaterName | Updater = "add",
         admission: int = 1,
         eviction: Eviction | None = None,
+        cache_rows: int | None = None,
         name: str | None = None,
         session: Session | None = None,
     ) -> None:
@@ -105,7 +110,8 @@ class KeyedTable(KeyedContents):
         self._update = compile_update(rule.apply, asked.dtype)
         self._sums_first = bool(rule.states or rule.hyper or rule.clip or asked.admission > 1)
         self._most_keys = (eviction.most_keys if eviction else None) or 0
-        super().__init__(session or current(), asked, rule)  # last: it is open then
+        most = None if cache_rows is None else checked_count(cache_rows, "cache_rows")
+        super().__init__(session or current(), asked, rule, most)  # last: it is open then
 
     def __len__(self) -> int:
         """Keys that have a row: counted segment by segment, about 10 microseconds for a million keys."""
@@ -147,7 +153,7 @@ class KeyedTable(KeyedContents):
         flat = array.reshape(-1)
         operations, deadline = self._operations, self._deadline(timeout_seconds)
         if operations is None:
-            self._calls.get(flat, output.flat.ctypes.data, deadline)
+            self._calls.get(flat, output.flat, deadline)
             return output.give()
         return operations.run(GET_ROWS, operations.how.get_rows, (flat, output.flat), deadline, output.give)
 
@@ -185,7 +191,7 @@ class KeyedTable(KeyedContents):
         calls = self._calls  # another thread may close the table once this add is done
         try:
             calls.add(this_call, deadline)
-            if self._most_keys and calls.excess() > self._most_keys // 16:
+            if self._most_keys and isinstance(calls, KeyedCalls) and calls.excess() > self._most_keys // 16:
                 calls.evict_excess(_SHORT_SECONDS)
             calls.end(this_call)
         except BaseException:
@@ -201,6 +207,21 @@ class KeyedTable(KeyedContents):
             self.add(deltas, keys)
         else:
             self._rounds.log_again(deltas, keys)
+
+    def prefetch(self, keys: Any) -> None:
+        """Asks for rows that will be read or added to soon, and does not wait.
+
+        On several hosts rows that live on another one travel while this worker does something else: ask for the keys of
+        the next minibatch before the step on this one. On one host it does nothing.
+
+        Args:
+            keys: as for `get`; up to 131,072 that have to travel. While the rows of the last call are on their way,
+                another call does nothing.
+        """
+        array = as_keys(keys)
+        self._session.check()
+        if isinstance(self._calls, SpreadCalls):
+            self._calls.prefetch(array.reshape(-1))
 
     def contains(self, keys: Any) -> npt.NDArray[np.bool_]:
         """Returns for each key whether it has a row; in the keys' shape."""
@@ -262,6 +283,7 @@ class KeyedTable(KeyedContents):
         if self._spec.eviction is None:
             raise ValueError(f"{self!r} has no eviction; make it with eviction=Eviction(...), or remove(keys)")
         this_call = Call(Evicting(None))
+        assert isinstance(self._calls, KeyedCalls)  # nothing is evicted over hosts
         evicted = self._calls.evict(this_call, None if seconds is None else _checked_seconds(seconds))
         self._calls.end(this_call)
         return evicted

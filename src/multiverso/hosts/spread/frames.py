@@ -1,0 +1,107 @@
+"""What two hosts say of a spread table: a question to a home and its answer, one at a time in each direction.
+
+A question brings adds that the home has not been sent (`pushed`), and asks one thing about keys::
+
+    head  [kind, table's number 8, question's number 8, argument 8, keys pushed 4, keys asked about 4, bytes of rows 4]
+    body  [keys pushed][keys asked about][deltas][rows of the keys asked about, to overwrite them]
+
+An answer has the same head, with ANSWER added to the kind, and FAILED and a code as the argument where the question
+could not be answered. It brings the values of all keys that were pushed and asked about, in their order; a flag for
+each key, as its keys, where that was asked for; or whole rows with their keys.
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from multiverso.hosts.peer.frames import Body, ProtocolError
+
+Keys = npt.NDArray[np.int64]
+Bytes = npt.NDArray[np.uint8]
+_HEAD = struct.Struct("<BxxxIQQqII")
+ANSWER = 128
+FAILED = 64
+NO_KEYS = np.empty(0, np.int64)
+NO_BYTES = np.empty((0, 0), np.uint8)
+
+
+@dataclass(frozen=True)
+class Frame:
+    """A question or an answer.
+
+    Attributes:
+        kind: what is asked, of ``layout/desk.py``; an answer's has ANSWER added, and FAILED where there is none.
+        table: its number, a hash of its name.
+        number: the question's, from 1, of this host's to that one about this table.
+        argument: of the question: its own; of an answer: a number, or the code of what failed.
+        pushed: keys, (n,).
+        deltas: (n, bytes of a row's values).
+        keys: that are asked about, (m,); of an answer of all rows: those that it has.
+        rows: (m, bytes): to overwrite them; of an answer: values of ``pushed`` and ``keys``, or whole rows.
+    """
+
+    kind: int
+    table: int
+    number: int
+    argument: int = 0
+    pushed: Keys = field(default_factory=lambda: NO_KEYS)
+    deltas: Bytes = field(default_factory=lambda: NO_BYTES)
+    keys: Keys = field(default_factory=lambda: NO_KEYS)
+    rows: Bytes = field(default_factory=lambda: NO_BYTES)
+
+    def parts(self) -> tuple[Body, ...]:
+        """Returns it as it travels; the arrays must not change until it has arrived."""
+        head = _HEAD.pack(
+            self.kind, len(self.rows), self.table, self.number, self.argument, self.pushed.size, self.keys.size
+        )
+        arrays = (self.pushed, self.keys, self.deltas, self.rows)
+        return head, *(array.reshape(-1).view(np.uint8).data for array in arrays if array.size)
+
+    @classmethod
+    def of(cls, message: memoryview, size: int) -> Frame:
+        """Returns what a message says; its arrays are the message's memory.
+
+        Args:
+            message: as it came.
+            size: bytes of the values of a row of this table.
+
+        Raises:
+            ProtocolError: no node sends this.
+        """
+        kind, rows, table, number, argument, pushed, keys = _HEAD.unpack_from(message)
+        of_deltas = 0 if kind & ANSWER else size * pushed
+        at = _HEAD.size + 8 * (pushed + keys)
+        left = len(message) - at - of_deltas
+        if left < 0 or (left < rows or left % rows if rows else left):
+            raise ProtocolError(f"a frame of a spread table with {len(message)} bytes: {pushed} and {keys} keys")
+        return cls(
+            kind,
+            table,
+            number,
+            argument,
+            np.frombuffer(message, np.int64, pushed, _HEAD.size) if pushed else NO_KEYS,
+            np.frombuffer(message, np.uint8, of_deltas, at).reshape(pushed, size) if of_deltas else NO_BYTES,
+            np.frombuffer(message, np.int64, keys, _HEAD.size + 8 * pushed) if keys else NO_KEYS,
+            np.frombuffer(message, np.uint8, left, at + of_deltas).reshape(rows, -1) if rows else NO_BYTES,
+        )
+
+
+def table_in(message: Body) -> int:
+    """Returns the number of the table that a message is about.
+
+    Raises:
+        ProtocolError: it is none of these.
+    """
+    if len(message) < _HEAD.size:
+        raise ProtocolError(f"a frame of a spread table has {_HEAD.size} bytes or more, not {len(message)}")
+    number: int = _HEAD.unpack_from(message)[2]
+    return number
+
+
+def question_in(message: Body) -> bool:
+    """Returns whether a message is a question."""
+    return not bytes(message[:1])[0] & ANSWER

@@ -1,0 +1,396 @@
+"""One spread table on this host: it serves the rows that live here, and fetches and pushes those that do not.
+
+To each other home one question is under way at a time, and what has come meanwhile goes with the next. Messages arrive
+once and in order, so a question that follows an add has it counted, and nothing has to be remembered of either.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from multiverso.errors import MultiversoError, OutOfMemoryError
+from multiverso.hosts.peer.frames import ProtocolError
+from multiverso.hosts.spread.copies import Copies
+from multiverso.hosts.spread.frames import ANSWER, FAILED, NO_BYTES, NO_KEYS, Frame
+from multiverso.hosts.spread.homes import groups_of, homes_of
+from multiverso.layout import desk
+from multiverso.shards.keyed_rows import Bytes, KeyedRows, Keys
+
+_FRAME_BYTES = 1 << 20
+_FRAME_ROWS = 8192
+_OF_KEYS = (desk.REMOVE, desk.CONTAINS, desk.READ, desk.OVERWRITE)
+Done = Callable[[int, int, Frame | None], None]
+"""How a question ended: a code of ``layout/desk.py``, the host that it is about, and the answer of the last home."""
+
+
+@dataclass(eq=False)
+class Asking:
+    """A question of a worker's, in as many parts as homes are asked.
+
+    Attributes:
+        done: called once, when the last part is answered, or the first one cannot be.
+        left: parts without an answer; 0 once it is over.
+        took: called with each answer, and the places of its keys among the question's.
+        total: of numbers that the homes have answered.
+    """
+
+    done: Done
+    left: int
+    took: Callable[[Frame, Keys], None] | None = None
+    total: int = 0
+
+
+@dataclass(eq=False)
+class Part:
+    """What one home is asked: see `Frame`. ``places``: of its keys among the question's."""
+
+    asking: Asking
+    kind: int
+    keys: Keys = field(default_factory=lambda: NO_KEYS)
+    places: Keys = field(default_factory=lambda: NO_KEYS)
+    rows: Bytes = field(default_factory=lambda: NO_BYTES)
+    argument: int = 0
+
+
+@dataclass(eq=False)
+class Way:
+    """What goes to another home.
+
+    Attributes:
+        parts: questions that have not been sent, in order.
+        changed: keys of copies that may have been added to.
+        pushes: what copies that have gone had been added.
+        under_way: the question without an answer, and the parts that it asks.
+        again: what that fetches is to be fetched again: all copies have gone meanwhile.
+        lost: whether its host is.
+    """
+
+    host: int
+    parts: deque[Part] = field(default_factory=deque)
+    changed: deque[Keys] = field(default_factory=deque)
+    pushes: deque[tuple[Keys, Bytes]] = field(default_factory=deque)
+    under_way: tuple[Frame, list[Part]] | None = None
+    number: int = 0
+    again: bool = False
+    lost: bool = False
+
+    @property
+    def has_adds(self) -> bool:
+        """Whether the home has not taken everything in that copies had been added."""
+        return bool(self.changed or self.pushes or (self.under_way and self.under_way[0].pushed.size))
+
+
+class SpreadTable:
+    """One thread at a time may call.
+
+    Args:
+        number: of the table, the same on all hosts.
+        spec: what hosts have to mean alike by it, as a hash.
+        host, hosts: this one, and how many there are.
+        own: the rows that live here.
+        copies: of those that do not.
+        updater: address of the table's updater.
+        after: how many adds a key needs to get a row.
+        send: takes a message for another host.
+
+    Attributes:
+        trouble: why adds no longer reach a host: a code, and which one.
+    """
+
+    def __init__(
+        self,
+        number: int,
+        spec: int,
+        host: int,
+        hosts: int,
+        own: KeyedRows,
+        copies: Copies,
+        updater: int,
+        after: int,
+        send: Callable[..., None],
+    ) -> None:
+        self.number, self.spec, self.host = number, spec, host
+        self.own, self.copies = own, copies
+        self._updater, self._after, self._send = updater, after, send
+        self._homes = homes_of(range(hosts))
+        self.ways = {other: Way(other) for other in range(hosts) if other != host}
+        self._most = max(1, min(_FRAME_ROWS, _FRAME_BYTES // (own.size + 8)))
+        self.trouble: tuple[int, int] | None = None
+
+    # -- what workers of this host ask -----------------------------------------------------------------------
+
+    def ask(
+        self,
+        kind: int,
+        keys: Keys,
+        done: Done,
+        took: Callable[[Frame, Keys], None] | None = None,
+        rows: Bytes = NO_BYTES,
+        argument: int = 0,
+        host: int | None = None,
+    ) -> Asking:
+        """Asks the homes of keys, which live on other hosts; or one host; or all others the same."""
+        homes = self._homes[groups_of(keys)]
+        hosts = [host] if host is not None else np.unique(homes).tolist()
+        if kind in (desk.COUNT_KEYS, desk.SET_HYPER):
+            hosts = list(self.ways)
+        asking = Asking(done, 0, took)
+        if not hosts:
+            done(desk.DONE_WELL, 0, None)
+        for home in hosts:
+            all_places = np.arange(keys.size) if kind == desk.SET_HYPER else np.flatnonzero(homes == home)
+            pieces = range(0, max(all_places.size, 1), self._most)
+            asking.left += len(pieces)
+            for low in pieces:
+                places = all_places[low : low + self._most]
+                mine = rows[places] if rows.size else NO_BYTES
+                self.ways[home].parts.append(Part(asking, kind, keys[places], places, mine, argument))
+        for home in hosts:
+            self._end_if_lost(self.ways[home])
+            self.pump(self.ways[home])
+        return asking
+
+    # -- what goes to other homes ----------------------------------------------------------------------------
+
+    def look(self, always: bool) -> bool:
+        """Looks for copies that workers have added to, and for those that should go; returns whether there are any."""
+        self._sort_out(self.copies.changed(always))
+        if not self.copies.leaving.size and (unwanted := self.copies.unwanted()).size:
+            self.copies.begin_leaving(unwanted)
+        self.take_left()
+        for way in self.ways.values():
+            self.pump(way)
+        return not self.is_settled
+
+    def leave_all(self) -> bool:
+        """All copies go; returns whether there are none. To be called until then."""
+        for way in self.ways.values():
+            way.again = way.under_way is not None
+        if not self.copies.leaving.size:
+            everything = self.copies.everything()
+            if not everything.size:
+                return True
+            self.copies.begin_leaving(everything)
+        self.take_left()
+        return False
+
+    def take_left(self) -> None:
+        """Takes what copies that have gone had been added, once no worker can be adding to one."""
+        if (left := self.copies.left()) is not None:
+            keys, deltas = left
+            homes = self._homes[groups_of(keys)]
+            for home in np.unique(homes).tolist():
+                here = homes == home
+                self.ways[home].pushes.append((keys[here], deltas[here]))
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether the homes have taken in all that copies had been added."""
+        return not self.copies.leaving.size and not any(way.has_adds for way in self.ways.values() if not way.lost)
+
+    def _sort_out(self, keys: Keys) -> None:
+        homes = self._homes[groups_of(keys)] if keys.size else ()
+        for home in np.unique(homes).tolist():
+            here = keys[homes == home]
+            self.ways[home].changed.extend(here[low : low + self._most] for low in range(0, here.size, self._most))
+
+    def pump(self, way: Way) -> None:
+        """Sends a home what there is, unless it has not answered yet."""
+        if way.under_way is not None or way.lost:
+            return
+        pushed, deltas = self._push_of(way)
+        parts = self._next_parts(way)
+        if not parts:
+            if not pushed.size:
+                return
+            self._say(way, Frame(desk.FETCH, self.number, way.number + 1, self.spec, pushed, deltas), [])
+            return
+        first = parts[0]
+        if first.kind == desk.FETCH:
+            keys = first.keys if len(parts) == 1 else np.concatenate([part.keys for part in parts])
+            argument = self.spec
+        else:
+            keys, argument = first.keys, first.argument
+            if first.kind in _OF_KEYS:  # what was added to these keys before counts before
+                taken, more = self.copies.take(keys)
+                pushed = np.concatenate([pushed, taken])
+                deltas = np.concatenate([deltas.reshape(-1, self.own.size), more])
+        frame = Frame(first.kind, self.number, way.number + 1, argument, pushed, deltas, keys, first.rows)
+        self._say(way, frame, parts)
+
+    def _push_of(self, way: Way) -> tuple[Keys, Bytes]:
+        """Returns what the next question brings along."""
+        while way.pushes:
+            keys, deltas = way.pushes.popleft()
+            if keys.size > self._most:
+                way.pushes.appendleft((keys[self._most :], deltas[self._most :]))
+            if keys.size:
+                return keys[: self._most], deltas[: self._most]
+        while way.changed:
+            taken = self.copies.take(way.changed.popleft())
+            if taken[0].size:
+                return taken
+        return NO_KEYS, NO_BYTES
+
+    def _next_parts(self, way: Way) -> list[Part]:
+        """Returns what the next question asks: some fetches together, or one of the others."""
+        if not way.parts or way.pushes:
+            return []
+        first = way.parts[0]
+        if self.copies.leaving.size and np.isin(first.keys, self.copies.leaving).any():
+            return []  # what was added to a copy that goes comes first
+        if first.kind != desk.FETCH:
+            return [way.parts.popleft()]
+        found: list[Part] = []
+        size = 0
+        while way.parts and way.parts[0].kind == desk.FETCH:
+            part = way.parts[0]
+            if found and size + part.keys.size > self._most:
+                break
+            if found and self.copies.leaving.size and np.isin(part.keys, self.copies.leaving).any():
+                break
+            found.append(way.parts.popleft())
+            size += part.keys.size
+        return found
+
+    def _say(self, way: Way, frame: Frame, parts: list[Part]) -> None:
+        way.number += 1
+        way.under_way = frame, parts
+        self._send(way.host, *frame.parts())
+
+    # -- what other homes answer -----------------------------------------------------------------------------
+
+    def answered(self, host: int, answer: Frame) -> None:
+        """Takes in what a home has answered, and asks it what there is to ask."""
+        way = self.ways[host]
+        if way.under_way is None or way.under_way[0].number != answer.number:
+            return  # of a host that is lost
+        self._check_answer(way.under_way[0], answer)
+        (question, parts), way.under_way = way.under_way, None
+        if answer.kind & FAILED:
+            if question.pushed.size and answer.argument == desk.HOST_FULL:
+                way.pushes.appendleft((question.pushed.copy(), question.deltas.copy()))
+            self._fail(way, answer.argument, parts)
+            return
+        pushed = question.pushed.size
+        if question.kind == desk.FETCH:
+            try:
+                self.copies.land(question.pushed, answer.rows[:pushed])
+                if way.again or self._is_older(way, question.keys):
+                    way.parts.extendleft(reversed(parts))
+                    parts = []
+                else:
+                    self.copies.enter(question.keys, answer.rows[pushed:])
+            except OutOfMemoryError:
+                self._fail(Way(self.host), desk.HOST_FULL, parts)
+        way.again = False
+        for part in parts:
+            self._end_part(part, answer)
+        self.pump(way)
+
+    def _is_older(self, way: Way, keys: Keys) -> bool:
+        """Returns whether a copy of one of the keys has gone with adds that the home did not have when it answered."""
+        pushes = [self.copies.leaving, *(pushed for pushed, _ in way.pushes)]
+        return any(np.isin(keys, pushed).any() for pushed in pushes if pushed.size)
+
+    def _check_answer(self, question: Frame, answer: Frame) -> None:
+        if answer.kind == question.kind | ANSWER | FAILED:
+            return
+        asked = question.pushed.size + question.keys.size
+        right = answer.kind == question.kind | ANSWER
+        if question.kind == desk.FETCH:
+            right = right and answer.rows.shape == (asked, self.own.size)
+        elif question.kind in (desk.REMOVE, desk.CONTAINS):
+            right = right and answer.keys.size == question.keys.size
+        if not right:
+            raise ProtocolError(f"an answer of kind {answer.kind} to a question of kind {question.kind}")
+
+    def _end_part(self, part: Part, answer: Frame) -> None:
+        asking = part.asking
+        if not asking.left:
+            return
+        asking.left -= 1
+        asking.total += answer.argument
+        if asking.took is not None:
+            asking.took(answer, part.places)
+        if not asking.left:
+            asking.done(desk.DONE_WELL, asking.total, answer)
+
+    def _fail(self, way: Way, code: int, parts: Iterable[Part]) -> None:
+        if code in (desk.HOST_FULL, desk.HOST_LOST, desk.OTHER_TABLE):
+            self.trouble = self.trouble or (code, way.host)
+        for part in parts:
+            if part.asking.left:
+                part.asking.left = 0
+                part.asking.done(code, way.host, None)
+
+    def lost(self, host: int) -> None:
+        """A host is lost, with the rows that live there."""
+        way = self.ways[host]
+        way.lost = True
+        parts = way.under_way[1] if way.under_way is not None else []
+        way.under_way = None
+        self._fail(way, desk.HOST_LOST, parts)
+        self._end_if_lost(way)
+
+    def _end_if_lost(self, way: Way) -> None:
+        if way.lost:
+            parts = list(way.parts)
+            for waiting in (way.parts, way.changed, way.pushes):
+                waiting.clear()
+            self._fail(way, desk.HOST_LOST, parts)
+
+    # -- what other hosts ask of the rows that live here -----------------------------------------------------
+
+    def serve(self, question: Frame) -> Frame:
+        """Returns the answer to a question."""
+        try:
+            return self._serve(question)
+        except OutOfMemoryError:
+            return self._refusal(question, desk.HOST_FULL)
+        except ProtocolError:
+            raise
+        except MultiversoError:
+            return self._refusal(question, desk.REFUSED)
+
+    def _serve(self, question: Frame) -> Frame:
+        kind, own = question.kind, self.own
+        self._check(question)
+        if kind == desk.FETCH and question.argument != self.spec:
+            return self._refusal(question, desk.OTHER_TABLE)
+        if question.pushed.size:
+            own.apply(self._updater, own.enter(question.pushed, self._after), question.deltas)
+        rows, keys, number = NO_BYTES, NO_KEYS, 0
+        if kind == desk.FETCH:
+            rows = own.values(np.concatenate([question.pushed, question.keys]))
+        elif kind == desk.REMOVE:
+            keys = own.remove(question.keys)
+        elif kind == desk.CONTAINS:
+            keys = (own.find(question.keys) >= 0).astype(np.int64)
+            own.release()
+        elif kind == desk.COUNT_KEYS:
+            number = own.count()
+        elif kind == desk.SET_HYPER:
+            own.set_hyper(int(question.keys[0]), float(question.keys[1:].view(np.float64)[0]))
+        elif kind == desk.LIST:
+            number, keys = own.list_keys(question.argument)
+        elif kind == desk.READ:
+            keys, rows = own.read_whole(question.keys)
+        elif kind == desk.OVERWRITE:
+            own.overwrite(question.keys, question.rows)
+        else:
+            return self._refusal(question, desk.REFUSED)
+        return Frame(kind | ANSWER, self.number, question.number, number, keys=keys, rows=rows)
+
+    def _check(self, question: Frame) -> None:
+        sizes = {desk.SET_HYPER: question.keys.size == 2}
+        sizes[desk.OVERWRITE] = question.rows.shape == (question.keys.size, self.own.whole)
+        if not sizes.get(question.kind, True):
+            raise ProtocolError(f"a question of kind {question.kind} about {question.keys.size} keys")
+
+    def _refusal(self, question: Frame, code: int) -> Frame:
+        return Frame(question.kind | ANSWER | FAILED, self.number, question.number, code)

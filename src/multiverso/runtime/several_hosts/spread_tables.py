@@ -1,0 +1,307 @@
+"""The node's part in tables whose rows live on one host each: `hosts.spread` decides, this connects it.
+
+Workers of this host ask at their desks (``layout/desk.py``), other nodes by messages; whichever thread brings a
+question or an answer does what it asks for. One thread listens for workers' questions, and one looks now and then which
+copies workers have added to, and which go.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from multiverso.compiling.on_demand import compile_update
+from multiverso.deadline import Deadline
+from multiverso.errors import MultiversoError, StartupError, WaitTimeoutError
+from multiverso.hosts.peer.frames import Body
+from multiverso.hosts.peer.messages import Messages
+from multiverso.hosts.peer.peers import Peers
+from multiverso.hosts.roster import Roster
+from multiverso.hosts.spread.copies import Copies
+from multiverso.hosts.spread.frames import NO_BYTES, Frame, question_in, table_in
+from multiverso.hosts.spread.table import SpreadTable
+from multiverso.hosts.transport.handshake import ROWS
+from multiverso.layout import desk
+from multiverso.layout.words import MAX_WORKERS
+from multiverso.memory.segment import Segment
+from multiverso.memory.words import bump_and_wake, load32, load64, store64, wait_for_change
+from multiverso.node_log import log
+from multiverso.runtime.job.control import Control
+from multiverso.runtime.node.catalogue import Catalogue
+from multiverso.shards.keyed_rows import KeyedRows, Keys
+from multiverso.updaters import BY_NAME
+from multiverso.updaters.cached import copy_loops
+from multiverso.wire.requests import Spread
+
+_SOON_SECONDS, _LATER_SECONDS = 0.001, 0.02
+_BUSY_SECONDS = 0.2  # so long after the last change it looks soon
+_ALWAYS_SECONDS = 0.5  # between looks also where no add has ended
+_SETTLE_SECONDS = 0.001
+_RING_SECONDS = 0.5
+_JOIN_SECONDS = 10.0
+
+
+@dataclass(eq=False)
+class _Open:
+    """A table that this host's workers have made, and their desks."""
+
+    table: SpreadTable
+    desks: Segment
+    asked: npt.NDArray[np.int64]  # the words ASKED of all lanes themselves
+    seen: npt.NDArray[np.int64]  # as they were when their questions were taken
+    told: bool = False  # what its trouble is
+
+
+class SpreadTables:
+    """Owner: `OtherHosts`, which calls `begin` and `close`; any thread may call the others.
+
+    Args:
+        roster: the job's hosts.
+        peers: this node's connections.
+    """
+
+    def __init__(self, roster: Roster, peers: Peers) -> None:
+        self._roster = roster
+        self._lock = threading.RLock()
+        self._answered = threading.Condition(self._lock)
+        self._messages = Messages(peers, self._arrived, ROWS)
+        self._tables: dict[int, _Open] = {}  # by number
+        self._opened: set[int] = set()  # numbers of their desks
+        self._early: dict[int, list[tuple[int, bytes]]] = {}  # questions about tables that are not here yet
+        self._lost: set[int] = set()
+        self._closing = threading.Event()
+        self._threads: list[threading.Thread] = []
+
+    def begin(self, control: Control, catalogue: Catalogue) -> None:
+        """This host's workers may come."""
+        self._control, self._catalogue = control, catalogue
+
+    def close(self) -> None:
+        """Ends the threads; what still comes is dropped."""
+        self._closing.set()
+        if self._threads:
+            bump_and_wake(self._bell.address)
+        for thread in self._threads:
+            thread.join(_JOIN_SECONDS)
+
+    # -- what this host's workers ask ------------------------------------------------------------------------
+
+    def open(self, request: Spread) -> None:
+        """A worker of this host has a table.
+
+        Raises:
+            StartupError: it has no such memory, or names an updater that there is none of.
+        """
+        with self._lock:
+            if request.desks in self._opened:
+                return
+            made = self._open(request)
+            number = made.table.number
+            self._tables[number] = made
+            self._opened.add(request.desks)
+            for host in self._lost:
+                made.table.lost(host)
+            self._messages.open()
+            if not self._threads:
+                self._bell = self._memory(request.bell)
+                targets = {"multiverso-spread": self._look, "multiverso-desks": self._listen}
+                self._threads = [threading.Thread(target=run, name=name, daemon=True) for name, run in targets.items()]
+                for thread in self._threads:
+                    thread.start()
+            for host, message in self._early.pop(number, []):
+                self._receive(host, message)
+        bump_and_wake(self._bell.address)  # what was asked before is seen now
+
+    def _open(self, request: Spread) -> _Open:
+        desks = self._memory(request.desks)
+        words = desks.array(0, desk.BYTES, np.uint8)[desk.HEAD.size + desk.ASKED :]
+        asked: npt.NDArray[np.int64] = np.ndarray(
+            (MAX_WORKERS * desk.LANES,), np.int64, words.data, 0, (desk.LANE_BYTES,)
+        )
+        return _Open(self._table(request), desks, asked, np.zeros_like(asked))
+
+    def _table(self, request: Spread) -> SpreadTable:
+        name, dtype = request.spec.get("updater"), request.spec.get("dtype")
+        if name not in BY_NAME:
+            raise StartupError(f"a table whose rows live on several hosts has one of our updaters, not {name!r}")
+        control, dtype = self._control.address, str(dtype)
+        own = KeyedRows(self._memory(request.rows), control, self._closing.is_set)
+        loops = copy_loops(name)
+        take, land = (compile_update(loop, dtype) for loop in (loops.take, loops.land))
+        copies = KeyedRows(self._memory(request.copies), control, self._closing.is_set)
+        return SpreadTable(
+            _hash(request.called.encode()),
+            _hash(msgspec.json.encode(request.spec, order="deterministic")) >> 1,
+            self._roster.host,
+            self._roster.hosts,
+            own,
+            Copies(copies, take, land, request.most_copies, request.seconds),
+            compile_update(BY_NAME[name]().apply, dtype),
+            int(request.spec["admission"]),
+            self._messages.send,
+        )
+
+    def _memory(self, number: int) -> Segment:
+        """Returns memory of this host's workers, which is not freed from now on: other hosts may ask for rows."""
+        memory = self._catalogue.keep(number)
+        if memory is None:
+            raise StartupError(f"there is no shared memory number {number}")
+        return memory
+
+    def _listen(self) -> None:
+        while not self._closing.is_set():
+            rung = load32(self._bell.address)
+            with self._lock:
+                for found in self._tables.values():
+                    asked = found.asked.copy()
+                    lanes = np.flatnonzero(asked != found.seen).tolist()
+                    found.seen = asked
+                    for lane in lanes:
+                        self._take(found, lane)
+            wait_for_change(self._bell.address, rung, _RING_SECONDS)
+
+    def _take(self, found: _Open, number: int) -> None:
+        """Takes a question from a lane."""
+        lane = desk.lane_at(*divmod(number, desk.LANES))
+        begins, lane = lane + desk.LANE.size, lane + found.desks.address
+        try:
+            self._ask(found, lane, begins)
+        except MultiversoError as error:
+            log(f"a question about rows was refused: {error}")
+            self._answer(lane, load64(lane + desk.ASKED), desk.REFUSED, self._roster.host)
+
+    def _answer(self, lane: int, asked: int, code: int, result: int) -> None:
+        store64(lane + desk.CODE, code)
+        store64(lane + desk.RESULT, result)
+        store64(lane + desk.DONE, asked)
+        self._control.notify()
+
+    def _ask(self, found: _Open, lane: int, begins: int) -> None:
+        """Asks what stands in a lane.
+
+        Raises:
+            StartupError: that is no question.
+        """
+        kind, count, argument = (load64(lane + word) for word in (desk.WHAT, desk.COUNT, desk.ARGUMENT))
+        each = 8 + (found.table.own.whole if kind in (desk.READ, desk.OVERWRITE) else 0)
+        if not (desk.FETCH <= kind <= desk.OVERWRITE and 0 <= count * each <= desk.ROOM):
+            raise StartupError("that is no question about rows")
+        keys = found.desks.array(begins, count, np.int64)
+        rows, host = NO_BYTES, None
+        if kind == desk.OVERWRITE:
+            rows = found.desks.array(begins + 8 * count, count * (each - 8), np.uint8).reshape(count, -1).copy()
+        if kind in (desk.LIST, desk.READ):
+            host, argument = divmod(argument, 1 << 48)
+            if not 0 <= host < self._roster.hosts or host == self._roster.host:
+                raise StartupError("there is no such other host")
+        asked = load64(lane + desk.ASKED)
+
+        def done(code: int, result: int, answer: Frame | None) -> None:
+            if kind in (desk.LIST, desk.READ) and answer is not None:
+                data = np.concatenate([part.reshape(-1).view(np.uint8) for part in (answer.keys, answer.rows)])
+                found.desks.array(begins, min(data.size, desk.ROOM), np.uint8)[:] = data[: desk.ROOM]
+                store64(lane + desk.FOUND, answer.keys.size)
+            self._answer(lane, asked, code, result)
+
+        def took(answer: Frame, places: Keys) -> None:
+            keys[places] = answer.keys  # flags
+
+        flags = kind in (desk.REMOVE, desk.CONTAINS)
+        found.table.ask(kind, keys.copy(), done, took if flags else None, rows, argument, host)
+
+    # -- messages of other nodes -----------------------------------------------------------------------------
+
+    def _arrived(self, host: int, message: memoryview) -> None:
+        with self._lock:
+            if not self._closing.is_set():
+                number = table_in(message)
+                if number not in self._tables and question_in(message):
+                    self._early.setdefault(number, []).append((host, bytes(message)))
+                else:
+                    self._receive(host, message)
+        self._messages.free(message)
+
+    def _receive(self, host: int, message: Body) -> None:
+        found = self._tables.get(table_in(message))
+        if found is None:
+            return
+        table = found.table
+        frame = Frame.of(memoryview(message), table.own.size)
+        if question_in(message):
+            self._messages.send(host, *table.serve(frame).parts())
+        else:
+            table.answered(host, frame)
+            self._show_trouble(found)
+            self._answered.notify_all()
+
+    def lost(self, host: int) -> None:
+        """A host is lost, and the rows that live there."""
+        with self._lock:
+            self._lost.add(host)
+            for found in self._tables.values():
+                found.table.lost(host)
+                self._show_trouble(found)
+            self._answered.notify_all()
+
+    def _show_trouble(self, found: _Open) -> None:
+        if found.table.trouble is not None and not found.told:
+            found.told = True
+            code, host = found.table.trouble
+            store64(found.desks.address + desk.TROUBLE_HOST, host)
+            store64(found.desks.address + desk.TROUBLE, code)
+
+    # -- all that there is -----------------------------------------------------------------------------------
+
+    def settle(self, deadline: Deadline) -> None:
+        """Waits until the homes have all that this host's workers have added to copies so far.
+
+        Raises:
+            WaitTimeoutError: they have not in time.
+        """
+        self._until(deadline, lambda table: not table.look(True), "give rows to their homes")
+
+    def drop(self, deadline: Deadline) -> None:
+        """Waits until this host has no copies any more, so that whatever is read next is what the homes have then.
+
+        Raises:
+            WaitTimeoutError: a worker is in the middle of a change for too long.
+        """
+        self._until(deadline, lambda table: table.leave_all() and not table.look(True), "renew its copies of rows")
+
+    def _until(self, deadline: Deadline, is_so: Callable[[SpreadTable], bool], what: str) -> None:
+        with self._lock:
+            while sum(is_so(found.table) for found in self._tables.values()) < len(self._tables):
+                if self._closing.is_set():
+                    raise MultiversoError("the node is closing")
+                if deadline.passed:
+                    raise WaitTimeoutError(
+                        f"{self._roster.names[self._roster.host]} could not {what} within {deadline}"
+                    )
+                self._answered.wait(_SETTLE_SECONDS)
+
+    def _look(self) -> None:
+        changed = looked = 0.0
+        while not self._closing.is_set():
+            now = time.monotonic()
+            always = now > looked + _ALWAYS_SECONDS
+            if always:
+                looked = now
+            try:
+                with self._lock:
+                    if sum(found.table.look(always) for found in self._tables.values()):
+                        changed = now
+            except MultiversoError as error:
+                if not self._closing.is_set():
+                    log(f"rows at other hosts: {error}")
+            self._closing.wait(_SOON_SECONDS if now < changed + _BUSY_SECONDS else _LATER_SECONDS)
+
+
+def _hash(of: bytes) -> int:
+    return int.from_bytes(hashlib.sha256(of).digest()[:8], "little")

@@ -1,0 +1,185 @@
+"""A worker's desk: where it asks its node for rows on other hosts; ``layout/desk.py`` says what lies there."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from multiverso.deadline import Deadline
+from multiverso.errors import MultiversoError, OutOfMemoryError, TableMismatchError, WorkerLostError
+from multiverso.hosts.spread.homes import groups_of
+from multiverso.layout import desk
+from multiverso.layout import words as at
+from multiverso.memory.shared import SharedMemory
+from multiverso.memory.words import bump_and_wake, load32, load64, store64, wait_for_change
+from multiverso.runtime.session.patience import Patience
+from multiverso.runtime.session.session import Session
+
+Keys = npt.NDArray[np.int64]
+Bytes = npt.NDArray[np.uint8]
+MOST_KEYS = desk.ROOM // 8
+_Lane = Literal[0, 1]
+_WAIT: _Lane = 0
+_LATER: _Lane = 1
+
+
+@dataclass(frozen=True)
+class Answer:
+    """A number, and how many keys lie in the room."""
+
+    number: int
+    found: int
+
+
+class Desk:
+    """Owner: the table of its session that was made first; one thread at a time may call.
+
+    Args:
+        session: the worker's.
+        memory: all workers' desks for this table on this host.
+        bell: wakes the node.
+        what: the table, in words.
+        row_bytes: of a whole row, values and state.
+        homes: the host of each group of keys.
+    """
+
+    def __init__(
+        self,
+        session: Session,
+        memory: SharedMemory,
+        bell: SharedMemory,
+        what: str,
+        row_bytes: int,
+        homes: npt.NDArray[np.int16],
+    ) -> None:
+        self._kept, self._bell, self._here = bell, bell.address, session.control.here
+        self._session, self._memory, self._what, self._row_bytes = session, memory, what, row_bytes
+        self.homes = homes
+        self._most_rows = desk.ROOM // (8 + row_bytes)
+
+    def fetch(self, keys: Keys, deadline: Deadline) -> None:
+        """Waits until this host has copies of the rows of keys, which live elsewhere."""
+        for low in range(0, keys.size, MOST_KEYS):
+            self._ask(desk.FETCH, keys[low : low + MOST_KEYS], deadline)
+
+    def prefetch(self, keys: Keys) -> None:
+        """Asks for the rows of keys, and does not wait; nothing happens while the same was asked for before."""
+        lane = self._lane(_LATER)
+        if load64(lane + desk.ASKED) == load64(lane + desk.DONE):
+            self._put(_LATER, desk.FETCH, keys[:MOST_KEYS], 0)
+
+    def flags(self, what: int, keys: Keys, deadline: Deadline) -> npt.NDArray[np.bool_]:
+        """Returns for each key what the homes answer: REMOVE, whether it had a row, or CONTAINS, whether it has one."""
+        found = np.zeros(keys.size, np.bool_)
+        for low in range(0, keys.size, MOST_KEYS):
+            part = slice(low, low + MOST_KEYS)
+            self._ask(what, keys[part], deadline)
+            found[part] = self._room(keys[part].size).astype(np.bool_)
+        return found
+
+    def count(self, deadline: Deadline) -> int:
+        """Returns how many keys have a row on the other hosts."""
+        return self._ask(desk.COUNT_KEYS, self._room(0), deadline).number
+
+    def set_hyper(self, place: int, value: float, deadline: Deadline) -> None:
+        """Sets one of the updater's hyperparameters on the other hosts."""
+        self._ask(desk.SET_HYPER, np.array([place, np.float64(value).view(np.int64)]), deadline)
+
+    def list_keys(self, host: int, pattern: int, deadline: Deadline) -> tuple[int, Keys]:
+        """Returns some keys that have a row on a host, from a hash pattern on, and where to continue; -1: all came."""
+        answer = self._ask(desk.LIST, self._room(0), deadline, host << 48 | pattern)
+        return answer.number, self._room(answer.found).copy()
+
+    def read_whole(self, host: int, keys: Keys, deadline: Deadline) -> tuple[Keys, Bytes]:
+        """Returns those of the keys that have a row on a host, and their rows with the updater's state."""
+        found, rows = [], []
+        for low in range(0, keys.size, self._most_rows):
+            answer = self._ask(desk.READ, keys[low : low + self._most_rows], deadline, host << 48)
+            n = answer.found
+            found.append(self._room(n).copy())
+            rows.append(self._bytes(n * (8 + self._row_bytes))[8 * n :].reshape(n, self._row_bytes).copy())
+        return np.concatenate(found or [keys]), np.concatenate(rows or [np.empty((0, self._row_bytes), np.uint8)])
+
+    def overwrite(self, keys: Keys, rows: Bytes, deadline: Deadline) -> None:
+        """Gives keys that live elsewhere these rows, with their state."""
+        for low in range(0, keys.size, self._most_rows):
+            part = slice(low, low + self._most_rows)
+            some = np.ascontiguousarray(rows[part]).reshape(-1)
+            self._bytes(8 * keys[part].size + some.size)[8 * keys[part].size :] = some
+            self._ask(desk.OVERWRITE, keys[part], deadline)
+
+    def raise_if_in_trouble(self) -> None:
+        """Before an add: raises where a host takes none any more."""
+        if code := load64(self._memory.address + desk.TROUBLE):
+            raise self._error(code, load64(self._memory.address + desk.TROUBLE_HOST))
+
+    # -- inside ----------------------------------------------------------------------------------------------
+
+    def _lane(self, lane: int) -> int:
+        return self._memory.address + desk.lane_at(self._session.worker_id, lane)
+
+    def _bytes(self, count: int) -> Bytes:
+        begin = desk.lane_at(self._session.worker_id, _WAIT) + desk.LANE.size
+        return self._memory.array[begin : begin + count]
+
+    def _room(self, keys: int) -> Keys:
+        return self._bytes(8 * keys).view(np.int64)
+
+    def _put(self, lane: _Lane, what: int, keys: Keys, argument: int) -> int:
+        base = self._lane(lane)
+        begin = desk.lane_at(self._session.worker_id, lane) + desk.LANE.size
+        self._memory.array[begin : begin + 8 * keys.size].view(np.int64)[:] = keys
+        number = load64(base + desk.ASKED) + 1
+        for word, value in ((desk.WHAT, what), (desk.COUNT, keys.size), (desk.ARGUMENT, argument)):
+            store64(base + word, value)
+        store64(base + desk.ASKED, number)
+        bump_and_wake(self._bell)
+        return number
+
+    def _ask(self, what: int, keys: Keys, deadline: Deadline, argument: int = 0) -> Answer:
+        self._session.check_may_wait()
+        lane = self._lane(_WAIT)
+        self._await(load64(lane + desk.ASKED), deadline, keys)  # what an exception has left
+        self._await(self._put(_WAIT, what, keys, argument), deadline, keys)
+        if code := load64(lane + desk.CODE):
+            raise self._error(code, load64(lane + desk.RESULT))
+        return Answer(load64(lane + desk.RESULT), load64(lane + desk.FOUND))
+
+    def _await(self, number: int, deadline: Deadline, keys: Keys) -> None:
+        done, event = self._lane(_WAIT) + desk.DONE, self._session.control.address + at.EVENT
+        if load64(done) >= number:
+            return
+        hosts = np.unique(self.homes[groups_of(keys)]) if keys.size else range(len(self._session.hosts))
+        names = ", ".join(self._session.hosts[host] for host in hosts if self._session.hosts[host] != self._here)
+        what = f"rows of the {self._what} that live on {names} (where a worker has to make the table, too)"
+        patience = Patience(self._session, deadline, what)
+        with self._session.waiting(at.FOR_OTHER_HOSTS, self._memory.number, 0):
+            while True:
+                seen = load32(event)
+                if load64(done) >= number:
+                    return
+                patience.raise_if_over()
+                wait_for_change(event, seen, deadline.slice_left())
+
+    def _error(self, code: int, host: int) -> MultiversoError:
+        name = self._session.hosts[host]
+        if code == desk.HOST_LOST:
+            gone = [i for i, place in enumerate(self._session.control.places) if place == name]
+            return WorkerLostError(
+                f"{name} is lost, and with it the rows of the {self._what} that lived there: load what was saved last "
+                "in a new job",
+                gone,
+            )
+        if code == desk.OTHER_TABLE:
+            return TableMismatchError(
+                f"{name} has made a table there with other arguments than the {self._what}: dim, dtype, initial, seed, "
+                "updater and admission must be equal in all workers"
+            )
+        if code == desk.HOST_FULL:
+            return OutOfMemoryError(
+                f"{name} has no memory for more rows of the {self._what}: what it could not take is kept here, unsent"
+            )
+        return MultiversoError(f"{name} could not answer what was asked about the {self._what}: see its log")

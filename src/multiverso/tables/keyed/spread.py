@@ -1,0 +1,352 @@
+"""A keyed table on several hosts: rows that live here, and copies of those that live elsewhere, behind one face.
+
+Each host has the rows of its groups of keys (`hosts.spread.homes`) in memory of its own, and in another piece copies
+of rows that its workers have touched lately. A worker works on both as on any keyed table; for a row that is in neither
+it asks its node (`desk`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from multiverso.compiling.on_demand import compile_update
+from multiverso.deadline import Deadline
+from multiverso.errors import NotInThisJobError
+from multiverso.hosts.spread.homes import groups_of, homes_of
+from multiverso.kernels.keyed import calls as kernels
+from multiverso.kernels.keyed.index import ABSENT
+from multiverso.kernels.keyed.passes import KEY
+from multiverso.layout import desk as layout
+from multiverso.layout.keyed import ELSEWHERE
+from multiverso.runtime.session.session import Session
+from multiverso.spec.states import State
+from multiverso.tables.convert import Array
+from multiverso.tables.keyed.calls import KeyedCalls, end_together
+from multiverso.tables.keyed.desk import Desk
+from multiverso.tables.keyed.memory import KeyedMemory, memory_name
+from multiverso.tables.keyed.progress import Adding, Call, Removing, done
+from multiverso.tables.keyed.spec import KeyedSpec
+from multiverso.tables.keyed.whole import KeyedPasses
+from multiverso.turns import turn
+from multiverso.updaters import BY_NAME
+from multiverso.updaters.cached import copy_loops
+from multiverso.wire.requests import Spread
+
+Keys = npt.NDArray[np.int64]
+Bytes = npt.NDArray[np.uint8]
+_COPIES_BYTES = 256 << 20  # by default
+_COPY_SECONDS = 1.0
+
+
+class OwnCalls(KeyedCalls):
+    """What this worker does with the rows that live here; an add may name others, which it leaves out.
+
+    Args:
+        session, memory, spec: see `KeyedCalls`.
+        is_here: whether each group of keys lives on this host.
+    """
+
+    def __init__(self, session: Session, memory: KeyedMemory, spec: KeyedSpec, is_here: npt.NDArray[np.bool_]) -> None:
+        super().__init__(session, memory, spec)
+        self._is_here = is_here
+
+    def _admit(self, call: Adding, deadline: Deadline | None) -> None:
+        if not done(call.rows) < call.keys.size:
+            return
+        here = self._is_here[groups_of(call.keys)]
+        if here.all():
+            super()._admit(call, deadline)
+            return
+        some = Adding.of(call.updater, call.keys[here], call.delta[:0], int(call.call[2]))
+        super()._admit(some, deadline)
+        call.rows[:] = ELSEWHERE
+        call.rows[here] = some.rows
+
+
+class CopyCalls(KeyedCalls):
+    """What this worker does with copies of rows that live elsewhere: a key that has none is fetched.
+
+    Args:
+        session, memory, spec: see `KeyedCalls`.
+        is_here: whether each group of keys lives on this host; an add leaves those out.
+        desk: where rows are asked for.
+    """
+
+    def __init__(
+        self, session: Session, memory: KeyedMemory, spec: KeyedSpec, is_here: npt.NDArray[np.bool_], desk: Desk
+    ) -> None:
+        super().__init__(session, memory, spec)
+        self._is_here, self.desk = is_here, desk
+
+    def _admit(self, call: Adding, deadline: Deadline | None) -> None:
+        if not done(call.rows) < call.keys.size:
+            return
+        self.desk.raise_if_in_trouble()
+        there = ~self._is_here[groups_of(call.keys)]
+        keys = call.keys[there]
+        deadline = deadline or self._session.start_deadline()
+        while (missing := (rows := self._find(keys, deadline)) < 0).any():
+            self.release()  # the node may have to let copies go first
+            self.desk.fetch(np.unique(keys[missing]), deadline)
+        call.rows[:] = ELSEWHERE
+        call.rows[there] = rows
+
+
+class SpreadCalls:
+    """What this worker does with a keyed table of a job on several hosts; has what `KeyedCalls` has.
+
+    Args:
+        session: the worker's.
+        own: calls on the rows that live here.
+        copies: calls on copies of others.
+        desk: where the node is asked.
+        spec: the table.
+        most: copies that there may be.
+    """
+
+    def __init__(
+        self, session: Session, own: OwnCalls, copies: CopyCalls, desk: Desk, spec: KeyedSpec, most: int
+    ) -> None:
+        self._session, self.own, self.copies, self.desk = session, own, copies, desk
+        self._spec, self._most = spec, most
+        self._size = spec.dim * np.dtype(spec.dtype).itemsize
+        self._here = session.hosts.index(session.control.here)
+        self._is_here = desk.homes == self._here
+        self._here_words = self._is_here.astype(np.int64)  # as the kernel takes it
+        self._add_copy = compile_update(copy_loops(spec.updater).add, spec.dtype)
+
+    def _parts(self, keys: Keys) -> tuple[Keys, Keys]:
+        """Returns the places of keys that live here, and of the others."""
+        here = self._is_here[groups_of(keys)]
+        return np.flatnonzero(here), np.flatnonzero(~here)
+
+    def get(self, keys: Keys, out: Array, deadline: Deadline | None) -> None:
+        """See `KeyedCalls.get`."""
+        with turn(self.own.lock, self._spec), turn(self.copies.lock, self._spec):
+            for calls in (self.own, self.copies):
+                calls.ready(deadline)
+            for low in range(0, keys.size, self._most):
+                self._get(keys[low : low + self._most], out.ctypes.data + low * self._size, deadline)
+
+    def _get(self, keys: Keys, out: int, deadline: Deadline | None) -> None:
+        own, copies = self.own, self.copies
+        rows = np.empty(2 * keys.size, np.int64)
+        here, there = rows[: keys.size], rows[keys.size :]
+        try:
+            while True:
+                own.run(kernels.find_either, (self._here_words, keys, rows), deadline, copies.address)
+                missing = there == ABSENT
+                if not missing.any():
+                    break
+                own.release()
+                copies.release()  # the node may have to let copies go first
+                deadline = deadline or self._session.start_deadline()
+                self.desk.fetch(np.unique(keys[missing]), deadline)
+            own.run(kernels.read, (keys, here, out), deadline)
+            copies.run(kernels.read_whole, (there, out, self._size), deadline)
+        finally:
+            own.release()
+            copies.release()
+
+    def add(self, call: Call, deadline: Deadline | None) -> None:
+        """See `KeyedCalls.add`; of a call that raised, each part is recognised by itself."""
+        work = call.work
+        assert isinstance(work, Adding)
+        if work.keys.size > self._most:
+            self._check_number(work.keys)
+        after = int(work.call[2])
+        parts = [Call(Adding.of(to, work.keys, work.delta, after), whole=call) for to in (work.updater, self._add_copy)]
+        for calls, part in zip((self.own, self.copies), parts, strict=True):
+            calls.add(part, deadline)
+        call.parts = parts
+
+    def _check_number(self, keys: Keys) -> None:
+        _, there = self._parts(keys)
+        if (number := np.unique(keys[there]).size) > self._most:
+            raise ValueError(
+                f"an add to {number:,} keys that live on other hosts, and this host keeps copies of {self._most:,} "
+                "rows: give the table more (cache_rows=), or add to fewer at a time"
+            )
+
+    def end(self, call: Call) -> None:
+        """See `KeyedCalls.end`."""
+        end_together(list(zip((self.own, self.copies), call.parts, strict=False)))
+
+    def contains(self, keys: Keys) -> npt.NDArray[np.bool_]:
+        """See `KeyedCalls.contains`."""
+        here, there = self._parts(keys)
+        found = np.zeros(keys.size, np.bool_)
+        found[here] = self.own.contains(keys[here])
+        if there.size:
+            found[there] = self._asked(self.desk.flags, layout.CONTAINS, keys[there])
+        return found
+
+    def remove(self, call: Call, deadline: Deadline | None) -> npt.NDArray[np.bool_]:
+        """See `KeyedCalls.remove`."""
+        work = call.work
+        assert isinstance(work, Removing)
+        here, there = self._parts(work.keys)
+        found = np.zeros(work.keys.size, np.bool_)
+        call.parts = [Call(Removing.of(work.keys[here]), whole=call)]
+        found[here] = self.own.remove(call.parts[0], deadline)
+        if there.size:
+            found[there] = self._asked(self.desk.flags, layout.REMOVE, work.keys[there], deadline=deadline)
+        return found
+
+    def prefetch(self, keys: Keys) -> None:
+        """Asks for copies of the rows of keys, and does not wait."""
+        _, there = self._parts(keys)
+        wanted = np.unique(keys[there])
+        if wanted.size:
+            missing = wanted[self.copies.find(wanted) < 0]
+            with turn(self.copies.lock, self._spec):
+                if missing.size:
+                    self.desk.prefetch(missing)
+
+    def overwrite(self, keys: Keys, rows: Bytes) -> None:
+        """See `KeyedCalls.overwrite`."""
+        here, there = self._parts(keys)
+        self.own.overwrite(keys[here], rows[here])
+        self._asked(self.desk.overwrite, keys[there], rows[there])
+
+    def count(self) -> int:
+        """Returns how many keys have a row on other hosts."""
+        return int(self._asked(self.desk.count))
+
+    def set_hyper(self, place: int, value: float) -> None:
+        """Sets a hyperparameter of the updater on other hosts."""
+        self._asked(self.desk.set_hyper, place, value)
+
+    def listed(self) -> Iterator[tuple[int, Keys]]:
+        """Yields other hosts and some of the keys that have a row there, each once."""
+        for host in range(len(self._session.hosts)):
+            pattern = -1 if host == self._here else 0
+            while pattern >= 0:
+                pattern, keys = self._asked(self.desk.list_keys, host, pattern)
+                yield host, keys
+
+    def read_whole(self, host: int, keys: Keys) -> tuple[Keys, Bytes]:
+        """Returns those of the keys that have a row on another host, and their rows with the updater's state."""
+        found: tuple[Keys, Bytes] = self._asked(self.desk.read_whole, host, keys)
+        return found
+
+    def tick(self, call: Call, seconds: float | None) -> int:
+        """See `KeyedCalls.tick`; time without eviction."""
+        call.parts = [Call(call.work, whole=call)]
+        return self.own.tick(call.parts[0], seconds)
+
+    def settle(self, deadline: Deadline | None) -> None:
+        """See `KeyedCalls.settle`."""
+        for calls in (self.own, self.copies):
+            calls.settle(deadline)
+
+    def close(self, reason: str) -> None:
+        """See `KeyedCalls.close`."""
+        for calls in (self.own, self.copies):
+            calls.close(reason)
+
+    def _asked(self, ask: Any, *arguments: Any, deadline: Deadline | None = None) -> Any:
+        with turn(self.copies.lock, self._spec):
+            self._session.check()
+            return ask(*arguments, deadline or self._session.start_deadline())
+
+
+class SpreadPasses:
+    """What goes through a whole table, wherever its rows live; has what `KeyedPasses` has.
+
+    Args:
+        own: passes over the rows that live here.
+        calls: the way to the others.
+    """
+
+    def __init__(self, own: KeyedPasses, calls: SpreadCalls) -> None:
+        self._own, self._calls = own, calls
+        self.check = own.check
+
+    def counts(self) -> tuple[int, int, int]:
+        """See `KeyedPasses.counts`; candidates and dead entries are this host's."""
+        keys, candidates, dead = self._own.counts()
+        return keys + self._calls.count(), candidates, dead
+
+    def entries(self, batch: int) -> Iterator[tuple[Keys, Keys, Keys]]:
+        """See `KeyedPasses.entries`."""
+        yield from self._own.entries(batch)
+        for _, keys in self._calls.listed():
+            yield keys, np.zeros_like(keys), np.full(keys.size, KEY)
+
+    def rows_since(self, generation: int, size: int) -> Iterator[tuple[Keys, Keys, Bytes]]:
+        """See `KeyedPasses.rows_since`; generations are counted by each host for itself: only 0 means something."""
+        yield from self._own.rows_since(generation, size)
+        for host, keys in self._calls.listed():
+            there, rows = self._calls.read_whole(host, keys)
+            yield there, np.zeros_like(there), np.ascontiguousarray(rows[:, :size])
+
+    def begin_snapshot(self) -> tuple[int, int]:
+        """Raises NotInThisJobError: what changed since a snapshot is not known of all hosts together."""
+        raise NotInThisJobError("increments of a KeyedTable on several hosts are not written yet: save() it whole")
+
+    def note_use(self, keys: Keys, uses: Keys) -> None:
+        """Does nothing: no key is evicted."""
+
+
+def open_spread(
+    session: Session, called: str, spec: KeyedSpec, cache_rows: int | None
+) -> tuple[KeyedMemory, SpreadCalls, SpreadPasses]:
+    """Opens this host's part of a table, and tells the node.
+
+    Args:
+        session: the worker's.
+        called: what the job calls the table.
+        spec: it.
+        cache_rows: of how many rows of other hosts this one keeps copies; None: 256 MB of them.
+
+    Raises:
+        TableMismatchError: other workers of this host asked for another table.
+        NotInThisJobError: what does not work over hosts.
+    """
+    if spec.updater not in BY_NAME:
+        raise NotInThisJobError(
+            f"a KeyedTable on several hosts has one of our own updaters ({', '.join(sorted(BY_NAME))}), since nodes "
+            f"apply it, too; got {spec.updater!r}"
+        )
+    if spec.eviction is not None:
+        raise NotInThisJobError(
+            "a KeyedTable on several hosts keeps its keys: leave out eviction=, and remove(keys) those that are to go"
+        )
+    copy_spec = replace(
+        spec, kind="constant", scale=0.0, seed=0, updater="add", hyper=(), states=(State("unsent"),), admission=1
+    )
+    most = cache_rows or max(1024, _COPIES_BYTES // copy_spec.row_bytes)
+    memory = KeyedMemory.of(session, called, spec, on_this_host=True)
+    copy_memory = KeyedMemory.of(session, f"copies of {called}", copy_spec, on_this_host=True)
+    desks = session.shared_memory(
+        f"{memory_name(called)}-desks", layout.BYTES, sparse=True, once=spec.name is None, on_this_host=True
+    )
+    bell = session.shared_memory(layout.BELL, layout.BELL_BYTES, on_this_host=True)
+    message = {key: value for key, value in spec.as_message().items() if key != "eviction"}
+    session.node.tell(
+        Spread(
+            called=called,
+            spec=message,
+            rows=memory.memory.number,
+            copies=copy_memory.memory.number,
+            desks=desks.number,
+            bell=bell.number,
+            most_copies=most,
+            seconds=_COPY_SECONDS,
+        )
+    )
+    whole = sum(spec.widths()) * np.dtype(spec.dtype).itemsize
+    if 8 + whole > layout.ROOM:
+        raise ValueError(f"a row of a KeyedTable on several hosts has at most {layout.ROOM:,} bytes, with its state")
+    desk = Desk(session, desks, bell, str(spec), whole, homes_of(range(len(session.hosts))))
+    is_here = desk.homes == session.hosts.index(session.control.here)
+    own = OwnCalls(session, memory, spec, is_here)
+    copies = CopyCalls(session, copy_memory, copy_spec, is_here, desk)
+    calls = SpreadCalls(session, own, copies, desk, spec, most)
+    return memory, calls, SpreadPasses(KeyedPasses(session, memory, own), calls)

@@ -1,0 +1,453 @@
+"""Keyed tables whose rows live on one host each: exact through cuts and copies that come and go; what is refused."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from core_support import outcome, together, wait_for
+from rehearsing import Rehearsal, rehearsal
+
+import multiverso as mv
+from multiverso.compiling.atomics import hash64
+from multiverso.errors import NotInThisJobError, TableMismatchError, WaitTimeoutError, WorkerLostError
+from multiverso.hosts.peer.frames import ProtocolError
+from multiverso.hosts.spread.frames import ANSWER, Frame, question_in, table_in
+from multiverso.hosts.spread.homes import groups_of, homes_of
+from multiverso.kernels.keyed import calls as kernels
+from multiverso.layout import desk
+from multiverso.layout.desk import FETCH
+from multiverso.layout.keyed import GROUP_SHIFT, GROUPS
+from multiverso.memory.words import load64
+from multiverso.runtime import Session
+from multiverso.updaters import adagrad, momentum
+
+KEYS = np.arange(1000) * 7919 - 12345
+
+
+# -- where rows live -------------------------------------------------------------------------------------------------
+
+
+def test_hosts_get_as_many_groups_and_a_new_one_moves_only_its_own() -> None:
+    before, after = homes_of(range(4)), homes_of(range(5))
+    assert before.shape == (GROUPS,)
+    assert all(abs(np.count_nonzero(after == host) - GROUPS / 5) < GROUPS / 20 for host in range(5))
+    moved = before != after
+    assert (after[moved] == 4).all()
+    assert moved.any()
+    for keys in (np.arange(100_000), np.arange(100_000) << 20, -np.arange(100_000)):  # ids in a row spread as well
+        groups = groups_of(keys)
+        assert groups.min() >= 0
+        counts = np.bincount(before[groups])
+        assert counts.max() < 1.2 * counts.min()
+    # what is saved in no file, but has to be the same on hosts with other versions of NumPy and other processors
+    assert groups_of(np.array([0, 1, -1, 2**62])).tolist() == [919, 3784, 1905, 3752]
+    assert before[:8].tolist() == [3, 2, 3, 1, 1, 1, 0, 2]
+    assert groups_of(KEYS).tolist() == [hash64(int(key)) >> GROUP_SHIFT & GROUPS - 1 for key in KEYS]  # as kernels do
+
+
+# -- all that a table does -------------------------------------------------------------------------------------------
+
+
+def test_a_table_on_several_hosts_does_what_one_on_one_host_does(tmp_path: Path) -> None:
+    def work(session: Session) -> Any:
+        me, all_of_us = session.worker_id, session.workers_num
+        table = mv.KeyedTable(3, dtype="int64", initial=5, session=session)
+        table.add(np.full((1000, 3), me + 1), KEYS)
+        assert (table.get(KEYS) >= 5 + me + 1).all()  # what this worker has added, wherever it lives
+        session.barrier()
+        total = 5 + sum(range(1, all_of_us + 1))
+        assert (table.get(KEYS.reshape(10, 100)) == total).all()
+        assert len(table) == 1000
+        assert table.contains([KEYS[7], 1]).tolist() == [True, False]
+        assert (table.get([1, 2]) == 5).all()  # rows that nobody has added to
+        table.add(np.ones((4, 3), np.int64), [KEYS[0], KEYS[0], KEYS[1], KEYS[0]])
+        session.barrier()
+        assert table.get(KEYS[:3])[:, 0].tolist() == [total + 3 * all_of_us, total + all_of_us, total]
+        if me == 0:
+            rows = {int(k): row.tolist() for keys, rows in table.items(300) for k, row in zip(keys, rows, strict=True)}
+            assert rows == dict(zip(KEYS.tolist(), table.get(KEYS).tolist(), strict=True))
+            table.save(tmp_path / "table.safetensors")
+            assert table.remove(KEYS[:500]).all()
+            assert not table.remove(KEYS[:500]).any()
+            table.add(np.ones((1, 3), np.int64), [99])
+        session.barrier()
+        assert (len(table), table.contains(KEYS).sum()) == (501, 500)
+        assert (table.get(KEYS[:500]) == 5).all()
+        session.barrier()
+        if me == all_of_us - 1:
+            table.load(tmp_path / "table.safetensors")
+        session.barrier()
+        assert len(table) == 1000
+        assert table.get(KEYS[:3])[:, 0].tolist() == [total + 3 * all_of_us, total + all_of_us, total]
+        session.barrier()
+        return table.check()
+
+    with rehearsal(2, 1, 1) as job:
+        for found in job.run(work):
+            assert not any(found[what] for what in found if what != "keys"), found
+
+    def load(session: Session) -> int:  # what several hosts have saved is a table of one host, too
+        table = mv.KeyedTable(3, dtype="int64", initial=5, session=session)
+        table.load(tmp_path / "table.safetensors")
+        return len(table)
+
+    assert together(load, 1) == [1000]
+
+
+@pytest.mark.parametrize("updater", ["adagrad", "sgd", "momentum"])
+def test_updaters_run_at_home_with_the_state_that_is_there(updater: str) -> None:
+    """Each key is added to by one worker, with a barrier after each add: then each add is one step."""
+    rules = {"adagrad": adagrad(0.5), "sgd": "sgd", "momentum": momentum(0.25)}
+
+    def work(session: Session) -> Any:
+        table: Any = mv.KeyedTable(2, updater=rules[updater], session=session)
+        mine = KEYS[session.worker_id :: 2]
+        for step in range(4):
+            table.add(np.full((mine.size, 2), 0.5 + step), mine)
+            session.barrier()
+            if step == 1 and updater != "sgd" and session.worker_id:
+                table.learning_rate = 0.125
+            session.barrier()
+        return table.get(KEYS)
+
+    with rehearsal(1, 1) as job:
+        got = job.run(work)
+    (wanted,) = together(_alone(rules[updater], updater), 1)
+    for rows in got:
+        np.testing.assert_array_equal(rows, wanted)
+
+
+def _alone(rule: Any, updater: str) -> Any:
+    def work(session: Session) -> Any:
+        table: Any = mv.KeyedTable(2, updater=rule, session=session)
+        for step in range(4):
+            table.add(np.full((KEYS.size, 2), 0.5 + step), KEYS)
+            if step == 1 and updater != "sgd":
+                table.learning_rate = 0.125
+        return table.get(KEYS)
+
+    return work
+
+
+def test_rows_that_were_asked_for_before_are_here_when_they_are_read() -> None:
+    def work(session: Session) -> Any:
+        table = mv.KeyedTable(2, session=session)
+        table.add(np.ones((1000, 2)), KEYS)
+        session.barrier()  # no copies any more
+        calls: Any = table._calls
+        there = KEYS[~calls._is_here[groups_of(KEYS)]]
+        table.prefetch(KEYS)
+        wait_for(lambda: (calls.copies.find(there) >= 0).all())
+        asked = load64(calls.desk._lane(0) + desk.ASKED)
+        rows = table.get(KEYS)
+        assert load64(calls.desk._lane(0) + desk.ASKED) == asked
+        session.barrier()
+        return rows.min()
+
+    with rehearsal(1, 1) as job:
+        assert job.run(work) == [2.0, 2.0]
+
+
+# -- exact -----------------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def cuts(job: Rehearsal, seed: int) -> Iterator[list[int]]:
+    """Cuts the hosts' connections, one after another, for as long as the block lasts."""
+    over, count = threading.Event(), [0]
+
+    def cut() -> None:
+        dice = random.Random(seed)
+        while not over.wait(dice.random() * 0.05):
+            dice.choice(job.nodes).hosts.fabric.peers.interrupt(dice.randrange(len(job.nodes)))
+            count[0] += 1
+
+    thread = threading.Thread(target=cut)
+    thread.start()
+    try:
+        yield count
+    finally:
+        over.set()
+        thread.join()
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_every_add_counts_once_through_cuts_and_copies_that_come_and_go(
+    seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("multiverso.tables.keyed.spread._COPY_SECONDS", 0.05)
+    ids = KEYS[:400]
+
+    def work(session: Session) -> Any:
+        table = mv.KeyedTable(3, dtype="int64", cache_rows=64, session=session)
+        dice = np.random.default_rng((seed, session.worker_id))
+        mine = np.zeros(ids.size, np.int64)
+        for call in range(300):
+            some = np.unique(np.minimum(dice.zipf(1.3, dice.integers(1, 30)) - 1, ids.size - 1))
+            what = dice.random()
+            if what < 0.5:
+                delta = dice.integers(1, 5, some.size)
+                table.add(np.repeat(delta, 3).reshape(-1, 3), ids[some])
+                mine[some] += delta
+            elif what < 0.95:
+                rows = table.get(ids[some])
+                assert (rows == rows[:, :1]).all()
+                assert (rows[:, 0] >= mine[some]).all()
+            else:
+                table.prefetch(ids[some])
+            if call == 150:
+                session.barrier()
+                table.get(ids)
+        session.barrier()
+        rows = table.get(ids)[:, 0]
+        session.barrier()
+        return mine, rows, table.check()
+
+    with rehearsal(2, 1, 1) as job, cuts(job, seed) as count:
+        results = job.run(work)
+    assert count[0]
+    total = sum(mine for mine, _, _ in results)
+    for _, rows, check in results:
+        np.testing.assert_array_equal(rows, total)
+        assert not any(check[what] for what in check if what != "keys"), check
+
+
+def test_what_is_added_to_a_copy_that_goes_is_taken_when_no_call_can_have_found_it() -> None:
+    """Without the wait for calls that are under way this add would be lost."""
+
+    def work(session: Session) -> Any:
+        table = mv.KeyedTable(1, dtype="int64", session=session)
+        session.barrier()
+        if session.worker_id == 0:
+            calls: Any = table._calls
+            there = KEYS[~calls._is_here[groups_of(KEYS)]][:20]
+            table.get(there)
+            node = job.nodes[0].hosts.rows
+            (copies,) = [found.table.copies for found in node._tables.values()]
+            me, base, control = session.worker_id, calls.copies._memory.address, session.control.address
+            rows, three = np.empty(20, np.int64), np.full(20, 3)
+            kernels.find.compiled()(control, base, me, there, rows, 0)  # a call of this worker has begun
+            with node._lock:
+                copies.begin_leaving(there)
+                assert copies.left() is None
+            kernels.add.compiled()(control, base, calls._add_copy, me, rows, three.ctypes.data, 0)  # and ends
+            session.barrier()  # all that was added is at home
+        else:
+            session.barrier()
+        rows = table.get(KEYS)[:, 0]
+        session.barrier()
+        return int(rows.sum())
+
+    with rehearsal(1, 1) as job:
+        assert job.run(work) == [60, 60]
+
+
+def embed(steps: int) -> tuple[float, int]:
+    """Trains an embedding; returns the last loss and how many rows there are."""
+    import torch
+
+    from multiverso.torch import Embedding
+
+    mv.init()
+    torch.manual_seed(mv.worker_id())
+    users = Embedding(mv.KeyedTable(8, initial="uniform", updater=adagrad(0.1), cache_rows=200))
+    score = torch.nn.Linear(8, 1)
+    optimizer = torch.optim.SGD(score.parameters(), lr=0.1)
+    ids = torch.arange(64) * 7919
+    likes = (ids % 2).float()
+    for _ in range(steps):
+        users.prefetch(ids)
+        loss = torch.nn.functional.binary_cross_entropy_with_logits(score(users(ids))[:, 0], likes)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    mv.barrier()
+    found = loss.item(), len(users.table)
+    mv.shutdown()
+    return found
+
+
+def test_an_embedding_is_trained_by_processes_of_two_hosts() -> None:
+    for loss, rows in mv.run(embed, workers=2, hosts=2, args=(60,), timeout_seconds=200):
+        assert loss < 0.3
+        assert rows == 64
+
+
+def die_in_an_add(number: int) -> None:
+    """Adds to all keys, over and over; the second host's worker is killed by its neighbour meanwhile."""
+    mv.init()
+    table = mv.KeyedTable(2, dtype="int64", name="counts", cache_rows=400)
+    ids = KEYS[:number]
+    pids = mv.KeyedTable(1, dtype="int64", name="pids")
+    pids.add([[os.getpid()]], [mv.worker_id()])
+    mv.barrier()
+    if mv.worker_id() == 1:
+        while True:
+            table.add(np.ones((number, 2), np.int64), ids)
+    for _ in range(20):
+        table.add(np.ones((number, 2), np.int64), ids)
+    if mv.worker_id() == 0:
+        os.kill(int(pids.get([1])[0, 0]), signal.SIGKILL)
+    mv.barrier()
+    rows = table.get(ids)
+    mv.barrier()
+    assert (rows[:, 0] == rows[:, 1]).all(), "a row is changed wholly or not at all"
+    assert (rows[:, 0] >= 60).all(), "what the others have added"
+    steps = rows[:, 0] - 60
+    assert steps.max() - steps.min() <= 1, "a killed add has changed a prefix of its keys, or of those of a host"
+    found = table.check()
+    assert not any(found[what] for what in found if what != "keys"), found
+    mv.shutdown()
+
+
+def test_a_worker_that_is_killed_in_an_add_loses_nothing_of_the_others() -> None:
+    options: dict[str, Any] = {"on_failure": "continue", "timeout_seconds": 200}
+    results = mv.run(die_in_an_add, workers=4, hosts=2, args=(300,), **options)
+    assert isinstance(results.pop(1), Exception)
+    assert results == [None] * 3
+
+
+# -- what is refused, and what fails ---------------------------------------------------------------------------------
+
+
+def test_what_does_not_work_over_hosts_is_refused_in_a_sentence() -> None:
+    def work(session: Session) -> Any:
+        own = mv.updaters.Updater("halved", _halved)
+        options: list[dict[str, Any]] = [{"updater": own}, {"eviction": mv.Eviction(most_keys=5)}]
+        for option in options:
+            error = outcome(lambda option=option: mv.KeyedTable(2, session=session, **option))
+            assert type(error) is NotInThisJobError
+            assert "several hosts" in str(error)
+        table = mv.KeyedTable(2, cache_rows=10, session=session)
+        error = outcome(lambda: table.add(np.ones((1000, 2)), KEYS))
+        assert type(error) is ValueError
+        assert "cache_rows=" in str(error)
+        assert len(table) == 0
+        assert table.get(KEYS).shape == (1000, 2)  # to read needs no more
+        error = outcome(lambda: table.save_increment("nowhere"))
+        assert type(error) is NotInThisJobError
+        session.barrier()
+
+    with rehearsal(1, 1) as job:
+        job.run(work)
+
+
+def _halved(values: Any, delta: Any, state: Any, stride: Any, hyper: Any, count: Any) -> None:
+    for i in range(count):
+        values[i] += delta[i] / 2
+
+
+@pytest.mark.parametrize("mode", [{"sync": True}, {"staleness": 2}])
+def test_modes_that_keyed_tables_have_no_rounds_for_over_hosts_are_refused(mode: dict[str, Any]) -> None:
+    def work(session: Session) -> Any:
+        return outcome(lambda: mv.KeyedTable(2, session=session))
+
+    with rehearsal(1, 1) as job:
+        assert [type(error) for error in job.run(work, **mode)] == [NotInThisJobError] * 2
+
+
+def test_hosts_that_mean_different_tables_hear_of_it_by_name() -> None:
+    def work(session: Session) -> Any:
+        table = mv.KeyedTable(2, seed=session.worker_id, initial="normal", name="words", session=session)
+        error = outcome(lambda: table.get(KEYS))
+        session.barrier()
+        return error
+
+    with rehearsal(1, 1) as job:
+        errors = job.run(work)
+    assert [type(error) for error in errors] == [TableMismatchError] * 2
+    assert "host-1" in str(errors[0])
+    assert "host-0" in str(errors[1])
+
+
+def test_a_table_that_another_host_has_not_made_is_waited_for_until_the_deadline() -> None:
+    def work(session: Session) -> Any:
+        error = None
+        if session.worker_id == 0:
+            table = mv.KeyedTable(2, name="words", session=session)
+            error = outcome(lambda: table.get(KEYS, timeout_seconds=0.3))
+        session.barrier()
+        if session.worker_id == 1:
+            table = mv.KeyedTable(2, name="words", session=session)
+        table.add(np.ones((1000, 2)), KEYS)
+        session.barrier()
+        assert (table.get(KEYS) == 2).all()
+        session.barrier()
+        return error
+
+    with rehearsal(1, 1) as job:
+        error, _ = job.run(work)
+    assert type(error) is WaitTimeoutError
+    assert "live on host-1" in str(error)
+
+
+def test_rows_of_a_lost_host_are_said_to_be_lost_and_the_others_are_there() -> None:
+    lost = threading.Event()
+
+    def work(session: Session) -> Any:
+        table = mv.KeyedTable(2, session=session)
+        table.add(np.ones((1000, 2)), KEYS)
+        session.barrier()
+        if session.worker_id == 2:
+            job.nodes[2].close()
+            lost.set()
+            return None
+        lost.wait(30)
+        calls: Any = table._calls
+        homes = calls.desk.homes[groups_of(KEYS)]
+        error = outcome(lambda: table.get(KEYS[homes == 2], timeout_seconds=30))
+        assert (table.get(KEYS[homes != 2]) == 3).all()
+        return error
+
+    with rehearsal(1, 1, 1, on_lost="continue", grace=1.0) as job:
+        errors = job.run(work)[:2]
+    for error in errors:
+        assert isinstance(error, WorkerLostError), error
+        assert "host-2 is lost, and with it the rows" in str(error)
+        assert error.worker_ids == (2,)
+
+
+# -- what travels ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("size", [4, 8, 12, 256])
+def test_a_frame_arrives_as_it_was(size: int) -> None:
+    dice = np.random.default_rng(size)
+    pushed, keys = dice.integers(-(2**62), 2**62, 5), dice.integers(-(2**62), 2**62, 3)
+    deltas, rows = (dice.integers(0, 255, (n, size), np.uint8) for n in (5, 3))
+    for frame in (
+        Frame(FETCH, 7, 1, -5, pushed, deltas, keys, rows),
+        Frame(FETCH, 2**64 - 1, 2, 0, keys=keys),
+        Frame(FETCH | ANSWER, 3, 9, 2, keys=keys, rows=rows),
+        Frame(desk.COUNT_KEYS, 1, 1),
+    ):
+        message = b"".join(bytes(part) for part in frame.parts())
+        assert table_in(message) == frame.table
+        assert question_in(message) == (not frame.kind & ANSWER)
+        back = Frame.of(memoryview(bytearray(message)), size)
+        assert (back.kind, back.number, back.argument) == (frame.kind, frame.number, frame.argument)
+        for one, other in ((back.pushed, frame.pushed), (back.keys, frame.keys)):
+            np.testing.assert_array_equal(one, other)
+        for one, other in ((back.deltas, frame.deltas), (back.rows, frame.rows)):
+            assert one.tobytes() == other.tobytes()
+
+
+@pytest.mark.parametrize("seed", range(200))
+def test_nonsense_is_refused(seed: int) -> None:
+    dice = random.Random(seed)
+    frame = Frame(FETCH, 7, 1, 0, np.arange(3), np.zeros((3, 8), np.uint8), np.arange(4))
+    message = bytearray(b"".join(bytes(part) for part in frame.parts()))
+    message[dice.choice((4, 5, 32, 33, 36, 37))] ^= 1 + dice.randrange(255)  # a count
+    message = message[: dice.choice((10, 39, 41, len(message), len(message)))]
+    with pytest.raises(ProtocolError):
+        table_in(bytes(message))
+        Frame.of(memoryview(message), 8)
