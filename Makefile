@@ -4,7 +4,7 @@ SHELL := /bin/bash
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help demo test quick check bench figures chaos exact pauses again pythons ray buckets page engines fuzz interrupts programs interleave simulate mutants golden wheels platforms aarch64 docs clean distclean
+.PHONY: help demo test quick check bench figures chaos exact pauses again pythons ray buckets page engines gpu fuzz interrupts programs interleave simulate mutants golden wheels platforms aarch64 docs clean distclean
 
 # Whatever is active outside must not reach the environments made here.
 unexport VIRTUAL_ENV PYTHONPATH PYTHONHOME PYTHONSTARTUP PYTHONWARNINGS CONDA_PREFIX
@@ -125,6 +125,10 @@ buckets: .venv/.full ## checkpoints in an S3 bucket, on a server of this machine
 
 page: .venv/.full ## the page in a real browser, by its accessibility tree, its contrast and in pictures; wants chromium (PICTURES=folder)
 	$(if $(PICTURES),MULTIVERSO_PICTURES="$(abspath $(PICTURES))") $(BIN)/python -m pytest tests/browser $(PYTEST_ARGS)
+
+gpu: ## what needs a GPU: PyTorch's and JAX's tests and speeds, in an environment with their CUDA builds (BIN=/path/to/bin)
+	XLA_PYTHON_CLIENT_PREALLOCATE=false $(BIN)/python -m pytest tests/torch/test_cuda.py tests/jax $(PYTEST_ARGS)
+	$(BIN)/python benchmarks/gpu.py --json benchmarks/results/gpu.json
 
 engines: .venv/.full ## real sshd and real Slurm on machines that are namespaces of this one; wants root, openssh-server, slurm-wlm, munge
 	$(BIN)/python -m pytest tests/engines $(PYTEST_ARGS)

@@ -15,6 +15,9 @@ def there_to_stay() -> None:
     """Imports what the first optimizer would, and takes its objects out of the garbage collector's sight."""
     for name in TORCH:
         importlib.import_module(name)
+    torch = importlib.import_module("torch")
+    if torch.cuda.is_available():  # and what the first backward on a GPU opens
+        torch.ones(1, device="cuda", requires_grad=True).sum().backward()
     gc.collect()
     gc.freeze()
 

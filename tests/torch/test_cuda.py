@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -9,8 +10,9 @@ import pytest
 import torch
 
 import multiverso as mv
+from multiverso.errors import RowIdError, ShapeMismatchError
 from multiverso.testing import bindings
-from multiverso.torch import ArrayTableHandler, ParamManager, SharedOptimizer
+from multiverso.torch import ArrayTableHandler, Embedding, MatrixTableHandler, ParamManager, SharedOptimizer
 from multiverso.torch.groups import Staged
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device on this machine")
@@ -96,9 +98,10 @@ def alone() -> Any:
 def test_one_worker_trains_as_if_nothing_were_shared(alone: None, overlap: bool, dtype: Any) -> None:
     def trained(shared: bool) -> Any:
         torch.manual_seed(0)
-        model = torch.nn.Sequential(torch.nn.Linear(32, 64), torch.nn.BatchNorm1d(64), torch.nn.Linear(64, 8)).to(
-            "cuda", dtype
-        )
+        # no bias before the normalisation: its gradient is rounding alone, which Adam makes as large as any
+        model = torch.nn.Sequential(
+            torch.nn.Linear(32, 64, bias=False), torch.nn.BatchNorm1d(64), torch.nn.Linear(64, 8)
+        ).to("cuda", dtype)
         optimizer: Any = torch.optim.Adam(model.parameters(), lr=0.01)
         if shared:
             optimizer = SharedOptimizer(optimizer, model, overlap=overlap)
@@ -127,6 +130,44 @@ def test_modules_on_several_devices(alone: None) -> None:
     model.cpu()
     with pytest.raises(RuntimeError, match="move or convert the module first"):
         manager.sync_all_param()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.int64])
+def test_tables_give_and_take_tensors_of_a_gpu(alone: None, dtype: Any) -> None:
+    """Larger and smaller ones in turns, and by several threads: they go through memory that is kept."""
+    table = MatrixTableHandler(500, 40, dtype=dtype, device="cuda")
+    ones = torch.ones(500, 40, device="cuda", dtype=dtype)
+    table.add(ones)
+    table.add(ones[:3].t().contiguous().t() * 2, row_ids=torch.tensor([7, 8, 7]))
+    got = table.get()
+    assert (got.device.type, got.dtype, got.shape) == ("cuda", dtype, (500, 40))
+    assert got[6:10, 0].tolist() == [1, 5, 3, 1]
+    assert table.get([8, 499])[:, 5].tolist() == [3, 1]
+    with pytest.raises(ShapeMismatchError):
+        table.add(ones[:4])
+    with pytest.raises(RowIdError):
+        table.add(ones[:1], row_ids=[500])
+
+    def add(_: int) -> None:
+        for _ in range(50):
+            table.add(ones)
+            assert (table.get() >= 1).all()
+
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(add, range(4)))
+    assert table.get()[6:10, 0].tolist() == [201, 205, 203, 201]
+
+
+@pytest.mark.parametrize("keyed", [False, True])
+def test_an_embedding_is_trained_on_a_gpu(alone: None, keyed: bool) -> None:
+    table: Any = mv.KeyedTable(8, updater="sgd") if keyed else mv.MatrixTableHandler(100, 8, updater="sgd")
+    words = Embedding(table, learning_rate=0.5)
+    ids = torch.tensor([[3, 5], [3, 9]], device="cuda")
+    words.prefetch(ids)
+    rows = words(ids)
+    assert rows.device.type == "cuda"
+    rows.sum().backward()
+    assert table.get([3, 5, 9, 10])[:, 0].tolist() == [-1.0, -0.5, -0.5, 0.0]
 
 
 def test_tensors_of_a_table_stay_on_their_device(alone: None) -> None:

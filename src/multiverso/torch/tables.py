@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -9,9 +12,12 @@ import torch
 from multiverso import tables
 from multiverso.runtime import Session
 from multiverso.spec.table import Initial
+from multiverso.tables.convert import as_row_ids
+from multiverso.torch.staging import Staging
 from multiverso.updaters import Updater, UpdaterName
 
 _TABLE_DTYPES = {torch.float64: "float64", torch.int32: "int32", torch.int64: "int64"}
+_STAGED = {**_TABLE_DTYPES, torch.float32: "float32", torch.float16: "float32", torch.bfloat16: "float32"}
 
 
 class _TensorHandler:
@@ -23,6 +29,7 @@ class _TensorHandler:
         floating = given is not None and (given.is_floating_point() or given.is_complex())
         self._dtype = dtype or (given.dtype if given is not None and floating else torch.float32)
         self._device = torch.device(device or (given.device if given is not None else "cpu"))
+        self._staging = Staging()
         if self._dtype.is_complex:
             raise TypeError(f"a table holds real numbers; got {self._dtype}")
 
@@ -30,8 +37,20 @@ class _TensorHandler:
     def _table_dtype(self) -> str:
         return _TABLE_DTYPES.get(self._dtype, "float32")
 
-    def _give(self, values: Any) -> torch.Tensor:
-        return torch.from_numpy(values).to(self._device, self._dtype)
+    def _got(self, get: Callable[..., Any], shape: tuple[int, ...], dtype: Any) -> torch.Tensor:
+        """Returns what a table's ``get`` gives, as a tensor on this handler's device."""
+        if self._device.type != "cuda":
+            return torch.from_numpy(get()).to(self._device, self._dtype)
+        read = self._staging.bring(get, math.prod(shape), dtype, self._device)
+        return read.to(self._dtype).reshape(shape)
+
+    def _give(self, add: Callable[[Any], Any], data: Any, shape: tuple[int, ...], dtype: Any) -> None:
+        """Gives a tensor to a table's ``add``, through memory that is kept where it comes from a GPU and fits."""
+        is_ours = isinstance(data, torch.Tensor) and data.is_cuda and _STAGED.get(data.dtype) == dtype.name
+        if is_ours and data.numel() == math.prod(shape):
+            self._staging.send(data, dtype, add)
+        else:
+            add(data)
 
 
 class ArrayTableHandler(_TensorHandler):
@@ -80,7 +99,7 @@ class ArrayTableHandler(_TensorHandler):
 
     def get(self, sync: bool = True) -> torch.Tensor:
         """Returns the values: a new tensor of shape (size,), of this handler's dtype and device."""
-        return self._give(self.table.get(sync=sync))
+        return self._got(partial(self.table.get, sync=sync), self.table.shape, self.table.dtype)
 
     def add(self, data: Any, sync: bool = False) -> None:
         """Adds to the whole array.
@@ -92,7 +111,7 @@ class ArrayTableHandler(_TensorHandler):
         Raises:
             ShapeMismatchError, DtypeMismatchError: they do not fit; nothing was changed.
         """
-        self.table.add(data, sync)
+        self._give(partial(self.table.add, sync=sync), data, self.table.shape, self.table.dtype)
 
 
 class MatrixTableHandler(_TensorHandler):
@@ -147,7 +166,8 @@ class MatrixTableHandler(_TensorHandler):
             RowIdError: an id is not a row.
             WorkerLostError, NodeLostError, DeadlockError, WaitTimeoutError: the wait could not end well.
         """
-        return self._give(self.table.get(row_ids, sync=sync))
+        ids, shape = self._rows(row_ids)
+        return self._got(partial(self.table.get, ids, sync=sync), shape, self.table.dtype)
 
     def add(self, data: Any = None, row_ids: Any = None, sync: bool = False) -> None:
         """Adds to the matrix, or to some of its rows.
@@ -160,4 +180,12 @@ class MatrixTableHandler(_TensorHandler):
         Raises:
             RowIdError, ShapeMismatchError, DtypeMismatchError: they do not fit; nothing was changed.
         """
-        self.table.add(data, row_ids, sync)
+        ids, shape = self._rows(row_ids)
+        self._give(partial(self.table.add, row_ids=ids, sync=sync), data, shape, self.table.dtype)
+
+    def _rows(self, row_ids: Any) -> tuple[Any, tuple[int, ...]]:
+        """Returns row ids as the table takes them, and the shape of their rows."""
+        if row_ids is None:
+            return None, self.table.shape
+        ids = as_row_ids(row_ids, self.table.shape[0])
+        return ids, (ids.size, self.table.shape[1])
