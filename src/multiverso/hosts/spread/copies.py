@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 from multiverso.shards.keyed_rows import Bytes, KeyedRows, Keys
 
+_LOOK_SECONDS = 0.02
 _ROOM = 0.9  # of the most copies: how many are left when some have to go
 
 
@@ -35,6 +36,7 @@ class Copies:
         self._heard: npt.NDArray[np.float64] = np.zeros(0)  # by row: when the home's values came; 0: no copy
         self._generation = 0
         self._added = 0
+        self._look_at = 0.0
         self._leaving: tuple[Keys, Keys, int] | None = None  # keys, rows, epoch
 
     def __len__(self) -> int:
@@ -93,12 +95,16 @@ class Copies:
     # -- which go --------------------------------------------------------------------------------------------
 
     def unwanted(self) -> Keys:
-        """Returns the keys of copies that should go: too many, or too old."""
+        """Returns the keys of copies that should go: too many, or too old. It looks now and then."""
+        now = time.monotonic()
+        if now < self._look_at:
+            return self._keys[:0]
+        self._look_at = now + _LOOK_SECONDS
         there = np.flatnonzero(self._heard)
         if not there.size:
             return self._keys[:0]
         heard = self._heard[there]
-        old = heard < time.monotonic() - self._seconds
+        old = heard < now - self._seconds
         excess = there.size - int(old.sum()) - self._most
         if excess > 0:
             excess = there.size - int(_ROOM * self._most)

@@ -6,6 +6,7 @@ once and in order, so a question that follows an add has it counted, and nothing
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
@@ -22,6 +23,7 @@ from multiverso.shards.keyed_rows import Bytes, KeyedRows, Keys
 
 _FRAME_BYTES = 1 << 20
 _FRAME_ROWS = 8192
+_RETRY_SECONDS = 1.0
 _OF_KEYS = (desk.REMOVE, desk.CONTAINS, desk.READ, desk.OVERWRITE)
 Done = Callable[[int, int, Frame | None], None]
 """How a question ended: a code of ``layout/desk.py``, the host that it is about, and the answer of the last home."""
@@ -65,6 +67,7 @@ class Way:
         changed: keys of copies that may have been added to.
         pushes: what copies that have gone had been added.
         under_way: the question without an answer, and the parts that it asks.
+        not_before: the time of the next question, after one that the home had no memory for.
         again: what that fetches is to be fetched again: all copies have gone meanwhile.
         lost: whether its host is.
     """
@@ -75,6 +78,7 @@ class Way:
     pushes: deque[tuple[Keys, Bytes]] = field(default_factory=deque)
     under_way: tuple[Frame, list[Part]] | None = None
     number: int = 0
+    not_before: float = 0.0
     again: bool = False
     lost: bool = False
 
@@ -159,12 +163,20 @@ class SpreadTable:
     def look(self, always: bool) -> bool:
         """Looks for copies that workers have added to, and for those that should go; returns whether there are any."""
         self._sort_out(self.copies.changed(always))
-        if not self.copies.leaving.size and (unwanted := self.copies.unwanted()).size:
+        if not self.copies.leaving.size and (unwanted := self._unwanted()).size:
             self.copies.begin_leaving(unwanted)
         self.take_left()
         for way in self.ways.values():
             self.pump(way)
         return not self.is_settled
+
+    def _unwanted(self) -> Keys:
+        lost = [way.host for way in self.ways.values() if way.lost]
+        if lost:
+            keys = self.copies.everything()
+            if (gone := keys[np.isin(self._homes[groups_of(keys)], lost)]).size:
+                return gone  # so that who adds to one hears of the loss
+        return self.copies.unwanted()
 
     def leave_all(self) -> bool:
         """All copies go; returns whether there are none. To be called until then."""
@@ -185,7 +197,8 @@ class SpreadTable:
             homes = self._homes[groups_of(keys)]
             for home in np.unique(homes).tolist():
                 here = homes == home
-                self.ways[home].pushes.append((keys[here], deltas[here]))
+                if not self.ways[home].lost:
+                    self.ways[home].pushes.append((keys[here], deltas[here]))
 
     @property
     def is_settled(self) -> bool:
@@ -200,7 +213,7 @@ class SpreadTable:
 
     def pump(self, way: Way) -> None:
         """Sends a home what there is, unless it has not answered yet."""
-        if way.under_way is not None or way.lost:
+        if way.under_way is not None or way.lost or time.monotonic() < way.not_before:
             return
         pushed, deltas = self._push_of(way)
         parts = self._next_parts(way)
@@ -272,8 +285,10 @@ class SpreadTable:
         self._check_answer(way.under_way[0], answer)
         (question, parts), way.under_way = way.under_way, None
         if answer.kind & FAILED:
-            if question.pushed.size and answer.argument == desk.HOST_FULL:
-                way.pushes.appendleft((question.pushed.copy(), question.deltas.copy()))
+            if question.pushed.size:
+                self.trouble = self.trouble or (answer.argument, way.host)
+                way.pushes.appendleft((question.pushed, question.deltas))
+                way.not_before = time.monotonic() + _RETRY_SECONDS
             self._fail(way, answer.argument, parts)
             return
         pushed = question.pushed.size
@@ -321,8 +336,6 @@ class SpreadTable:
             asking.done(desk.DONE_WELL, asking.total, answer)
 
     def _fail(self, way: Way, code: int, parts: Iterable[Part]) -> None:
-        if code in (desk.HOST_FULL, desk.HOST_LOST, desk.OTHER_TABLE):
-            self.trouble = self.trouble or (code, way.host)
         for part in parts:
             if part.asking.left:
                 part.asking.left = 0
