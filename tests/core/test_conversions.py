@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import array
+import sys
+import types
 from collections.abc import Callable
 from typing import Any
 
@@ -14,6 +16,13 @@ from hypothesis.extra import numpy as hnp
 
 import multiverso as mv
 from multiverso.runtime import Session
+from multiverso.tables.convert import as_numpy
+
+
+def test_arrays_are_taken_while_another_thread_imports_masked_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    """NumPy does so on its own in `unique` and `isin`: its module is there then, and nothing in it."""
+    monkeypatch.setitem(sys.modules, "numpy.ma", types.ModuleType("numpy.ma"))
+    assert as_numpy(np.ones(2), "delta").tolist() == [1, 1]
 
 
 class DlpackOnly:

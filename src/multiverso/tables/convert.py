@@ -34,7 +34,8 @@ def as_numpy(value: Any, what: str) -> Array:
         DtypeMismatchError: no numbers.
     """
     masked = sys.modules.get("numpy.ma")  # to ask np.ma imports it: 15 ms of each start, for what few have
-    if masked is not None and isinstance(value, masked.MaskedArray) and masked.is_masked(value):
+    kind = getattr(masked, "MaskedArray", None)  # none yet while another thread imports it
+    if masked is not None and kind is not None and isinstance(value, kind) and masked.is_masked(value):
         raise DtypeMismatchError(
             f"{what} has masked elements, which no table can hold: give {what}.filled(0), or another value for them"
         )
