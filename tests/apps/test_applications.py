@@ -15,7 +15,7 @@ import pytest
 
 import multiverso as mv
 from multiverso.apps import ftrl, word2vec
-from multiverso.errors import MultiversoError, WorkerLostError
+from multiverso.errors import WorkerLostError
 
 pytestmark = pytest.mark.usefixtures("forked_runs")
 COLOURS, ANIMALS = ("red", "green", "blue", "white"), ("dog", "cat", "cow", "horse")
@@ -188,28 +188,33 @@ def test_ftrl_goes_on_without_a_killed_worker_and_after_all_were(clicks: Path, t
     assert 0 < samples < 3 * 1200
 
 
-def train_on_hosts(given: word2vec.Settings, keyed: list[Any]) -> Any:
+def word2vec_on_hosts(given: word2vec.Settings) -> Any:
     """In a worker of its own."""
     mv.init()
-    refused = []
-    for train, wish in zip((word2vec.train, ftrl.train), keyed, strict=True):
-        with pytest.raises(MultiversoError) as caught:
-            train(wish)
-        refused.append((str(caught.value), wish.run.exists()))
-    return refused, word2vec.train(given)
+    return word2vec.train(given)
 
 
-def test_on_two_hosts_rows_train_and_keys_are_refused_before_anything_is_written(
-    corpus: Path, clicks: Path, tmp_path: Path
-) -> None:
-    keyed = [settings(corpus, tmp_path / "hashed", hashed=True), ftrl.Settings(clicks, tmp_path / "clicks")]
-    given = settings(corpus, tmp_path / "run")
-    results = mv.run(train_on_hosts, 2, args=(given, keyed), hosts=2, timeout_seconds=200)
-    for refused, (names, vectors, _) in results:
-        for text, written in refused:
-            assert "a KeyedTable works on one host only yet" in text
-            assert not written
-        is_learnt(names, vectors)
+@pytest.mark.parametrize("hashed", [False, True])
+def test_on_two_hosts_words_are_learnt(hashed: bool, corpus: Path, tmp_path: Path) -> None:
+    given = settings(corpus, tmp_path / "run", hashed=hashed)
+    (names, vectors, _), other = mv.run(word2vec_on_hosts, 2, args=(given,), hosts=2, timeout_seconds=200)
+    is_learnt(names, vectors)
+    assert names == other[0]  # whoever asks, wherever the rows live
+    np.testing.assert_array_equal(vectors, other[1])
+
+
+def ftrl_on_hosts(given: ftrl.Settings) -> Any:
+    """In a worker of its own."""
+    mv.init()
+    table = ftrl.train(given).table
+    return ftrl.test(table, given.source), len(table)
+
+
+def test_on_two_hosts_clicks_are_learnt(clicks: Path, tmp_path: Path) -> None:
+    given = ftrl.Settings(clicks, tmp_path / "run", l1=0.1, epochs=3)
+    (seen, keys), other = mv.run(ftrl_on_hosts, 2, args=(given,), hosts=2, timeout_seconds=200)
+    assert seen["auc"] > 0.68
+    assert (seen, keys) == other
 
 
 @pytest.mark.parametrize("module", ["word2vec", "ftrl"])

@@ -103,6 +103,33 @@ def test_a_table_on_several_hosts_does_what_one_on_one_host_does(tmp_path: Path)
     assert together(load, 1) == [1000]
 
 
+def test_a_worker_sees_what_it_has_done_before() -> None:
+    """Without a barrier: removed rows are no longer there, and added ones are counted, wherever they live."""
+
+    def work(session: Session) -> None:
+        table = mv.KeyedTable(2, dtype="int64", initial=3, session=session)
+        session.barrier()
+        if session.worker_id == 0:
+            for step in range(1, 30):
+                table.add(np.full((1000, 2), step), KEYS)
+                assert len(table) == 1000
+                assert sum(keys.size for keys, _ in table.items()) == 1000
+                assert table.remove(KEYS).all()
+                assert (table.get(KEYS) == 3).all()
+                assert len(table) == 0
+                table.add(np.full((1000, 2), step), KEYS)
+                assert (table.get(KEYS) == 3 + step).all()
+                assert table.remove(KEYS[::2]).all()
+                wanted = np.where(np.arange(1000) % 2, 3 + step, 3)
+                assert (table.get(KEYS)[:, 0] == wanted).all()
+                assert table.remove(KEYS).tolist() == [False, True] * 500
+        session.barrier()
+        assert (table.get(KEYS) == 3).all()
+
+    with rehearsal(1, 1) as job:
+        job.run(work)
+
+
 @pytest.mark.parametrize("updater", ["adagrad", "sgd", "momentum"])
 def test_updaters_run_at_home_with_the_state_that_is_there(updater: str) -> None:
     """Each key is added to by one worker, with a barrier after each add: then each add is one step."""

@@ -13,6 +13,7 @@ import numpy as np
 from interrupting import Interruption
 
 import multiverso as mv
+from multiverso.launch.rehearsing import hosts_here
 from multiverso.params import SharedParams
 from multiverso.runtime import Node, Session
 from multiverso.runtime.collective.reducer import Reducer
@@ -29,6 +30,8 @@ def numbers(worker: int, step: int, size: int = SIZE) -> Any:
 
 class Twin:
     """One worker's part in one of the two: ``steps()`` yields the calls of a step; ``seen()`` what it has read."""
+
+    hosts = 1
 
     def __init__(self, session: Session, name: str) -> None:
         self.session, self.number = session, 0
@@ -230,6 +233,16 @@ class KeyedWithState(Keyed):
     }
 
 
+class KeyedOnHosts(Keyed):
+    """Rows of which half live on another host, whose worker does nothing."""
+
+    hosts = 2
+
+    def seen(self) -> Any:
+        keys = np.arange(60)
+        return Twin.seen(self), self.table.get(keys).tolist(), self.table.contains(keys).tolist(), self.table.ticks
+
+
 class Sharing(Twin):
     """A model's arrays of several dtypes, with statistics: views, and values that are handed over."""
 
@@ -280,10 +293,12 @@ KINDS: dict[str, type[Twin]] = {
     "sharing": Sharing,
     "keyed": Keyed,
     "keyed adagrad": KeyedWithState,
+    "keyed on two hosts": KeyedOnHosts,
 }
 ONLY = {
     "keyed": ("async", "sync"),
     "keyed adagrad": ("async",),
+    "keyed on two hosts": ("async",),
     "averaging": ("sync",),
     "local sgd": ("sync",),
     "meeting": ("async",),
@@ -295,7 +310,7 @@ CASES = [(kind, mode) for kind in KINDS for mode in ONLY.get(kind, tuple(MODES))
 class Pair:
     """This worker's twins, and the other worker, in a thread, where there are rounds.
 
-    The other one does each step once when it is told; so a round too many waits in vain.
+    The other one does each step once when it is told; so a round too many waits in vain. On another host it does none.
     """
 
     twins: tuple[Twin, Twin]
@@ -330,7 +345,8 @@ class Pair:
 @contextmanager
 def pair(kind: str, mode: str) -> Iterator[Pair]:
     """Makes the twins, in a job of one worker, or of two where they meet."""
-    make, workers = KINDS[kind], 2 if mode == "sync" or kind == "meeting" else 1
+    make = KINDS[kind]
+    workers = 2 if mode == "sync" or kind == "meeting" or make.hosts == 2 else 1
     errors: list[BaseException] = []
 
     def twins_of(session: Session) -> tuple[Twin, Twin]:
@@ -341,7 +357,7 @@ def pair(kind: str, mode: str) -> Iterator[Pair]:
             with Session(address, 1, timeout_seconds=60, **MODES[mode]) as session:
                 twins = twins_of(session)
                 while go.get():
-                    for twin in twins:
+                    for twin in twins if make.hosts == 1 else ():
                         for call in twin.calls():
                             call()
                         twin.number += 1
@@ -349,13 +365,16 @@ def pair(kind: str, mode: str) -> Iterator[Pair]:
             errors.append(error)
 
     with ExitStack() as stack:
-        node = stack.enter_context(Node(workers))
+        if make.hosts == 1:
+            nodes = [stack.enter_context(Node(workers))] * workers
+        else:
+            _, nodes = stack.enter_context(hosts_here((1, 1)))
         go: list[queue.Queue[bool]] = [queue.Queue() for _ in range(workers - 1)]
-        threads = [threading.Thread(target=other, args=(node.address, one)) for one in go]
+        threads = [threading.Thread(target=other, args=(nodes[1].address, one)) for one in go]
         for thread in threads:
             thread.start()
         try:
-            with Session(node.address, 0, timeout_seconds=20, **MODES[mode]) as session:
+            with Session(nodes[0].address, 0, timeout_seconds=20, **MODES[mode]) as session:
                 yield Pair(twins_of(session), go)
         finally:
             for one in go:

@@ -7,6 +7,7 @@ import select
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -128,6 +129,7 @@ def test_a_failed_check_is_the_exit_code(capsys: pytest.CaptureFixture[str]) -> 
     ]
 
 
+SEEN_SECONDS = 3.0  # after so long its launcher has looked at a job that waits
 WAITING = """
 import os, sys
 import multiverso as mv
@@ -180,6 +182,7 @@ def test_top_shows_who_waits_for_whom(tmp_path: Path) -> None:
         assert "100 float32" in shown
         assert "step 7: loss=0.25" in shown
         assert "No job" in multiverso("top", "--once", "--job", "another.py").stdout
+        time.sleep(max(0.0, SEEN_SECONDS - ours["up_seconds"]))  # the summary knows of waits that were seen
         _, said = job.communicate("go\n", timeout=SECONDS)
         first, columns, *lines, last = said.splitlines()
         assert first == "multiverso: 2 workers on this host"

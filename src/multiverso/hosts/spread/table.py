@@ -25,6 +25,8 @@ _FRAME_BYTES = 1 << 20
 _FRAME_ROWS = 8192
 _RETRY_SECONDS = 1.0
 _OF_KEYS = (desk.REMOVE, desk.CONTAINS, desk.READ, desk.OVERWRITE)
+_OF_ALL = (desk.COUNT_KEYS, desk.LIST)
+_WITH_VALUES = (desk.FETCH, desk.REMOVE, desk.OVERWRITE)  # what it answers is what copies become
 Done = Callable[[int, int, Frame | None], None]
 """How a question ended: a code of ``layout/desk.py``, the host that it is about, and the answer of the last home."""
 
@@ -142,6 +144,8 @@ class SpreadTable:
         hosts = [host] if host is not None else np.unique(homes).tolist()
         if kind in (desk.COUNT_KEYS, desk.SET_HYPER):
             hosts = list(self.ways)
+        if kind in _OF_ALL:
+            self._push_all()  # what this host's workers have added before counts
         asking = Asking(done, 0, took)
         if not hosts:
             done(desk.DONE_WELL, 0, None)
@@ -211,6 +215,15 @@ class SpreadTable:
             here = keys[homes == home]
             self.ways[home].changed.extend(here[low : low + self._most] for low in range(0, here.size, self._most))
 
+    def _push_all(self) -> None:
+        """What copies have been added to by now goes to the homes before any question."""
+        self._sort_out(self.copies.changed())
+        for way in self.ways.values():
+            while way.changed:
+                taken = self.copies.take(way.changed.popleft())
+                if taken[0].size:
+                    way.pushes.append(taken)
+
     def pump(self, way: Way) -> None:
         """Sends a home what there is, unless it has not answered yet."""
         if way.under_way is not None or way.lost or time.monotonic() < way.not_before:
@@ -254,7 +267,8 @@ class SpreadTable:
         if not way.parts or way.pushes:
             return []
         first = way.parts[0]
-        if self.copies.leaving.size and np.isin(first.keys, self.copies.leaving).any():
+        leaving = self.copies.leaving
+        if leaving.size and (first.kind in _OF_ALL or np.isin(first.keys, leaving).any()):
             return []  # what was added to a copy that goes comes first
         if first.kind != desk.FETCH:
             return [way.parts.popleft()]
@@ -264,7 +278,7 @@ class SpreadTable:
             part = way.parts[0]
             if found and size + part.keys.size > self._most:
                 break
-            if found and self.copies.leaving.size and np.isin(part.keys, self.copies.leaving).any():
+            if found and leaving.size and np.isin(part.keys, leaving).any():
                 break
             found.append(way.parts.popleft())
             size += part.keys.size
@@ -302,6 +316,8 @@ class SpreadTable:
                     self.copies.enter(question.keys, answer.rows[pushed:])
             except OutOfMemoryError:
                 self._fail(Way(self.host), desk.HOST_FULL, parts)
+        elif question.kind in _WITH_VALUES:
+            self.copies.land(np.concatenate([question.pushed, question.keys]), answer.rows)
         way.again = False
         for part in parts:
             self._end_part(part, answer)
@@ -317,9 +333,9 @@ class SpreadTable:
             return
         asked = question.pushed.size + question.keys.size
         right = answer.kind == question.kind | ANSWER
-        if question.kind == desk.FETCH:
+        if question.kind in _WITH_VALUES:
             right = right and answer.rows.shape == (asked, self.own.size)
-        elif question.kind in (desk.REMOVE, desk.CONTAINS):
+        if question.kind in (desk.REMOVE, desk.CONTAINS):
             right = right and answer.keys.size == question.keys.size
         if not right:
             raise ProtocolError(f"an answer of kind {answer.kind} to a question of kind {question.kind}")
@@ -378,9 +394,7 @@ class SpreadTable:
         if question.pushed.size:
             own.apply(self._updater, own.enter(question.pushed, self._after), question.deltas)
         rows, keys, number = NO_BYTES, NO_KEYS, 0
-        if kind == desk.FETCH:
-            rows = own.values(np.concatenate([question.pushed, question.keys]))
-        elif kind == desk.REMOVE:
+        if kind == desk.REMOVE:
             keys = own.remove(question.keys)
         elif kind == desk.CONTAINS:
             keys = (own.find(question.keys) >= 0).astype(np.int64)
@@ -395,8 +409,10 @@ class SpreadTable:
             keys, rows = own.read_whole(question.keys)
         elif kind == desk.OVERWRITE:
             own.overwrite(question.keys, question.rows)
-        else:
+        elif kind != desk.FETCH:
             return self._refusal(question, desk.REFUSED)
+        if kind in _WITH_VALUES:
+            rows = own.values(np.concatenate([question.pushed, question.keys]))
         return Frame(kind | ANSWER, self.number, question.number, number, keys=keys, rows=rows)
 
     def _check(self, question: Frame) -> None:

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
-from itertools import repeat
 from typing import Any, ParamSpec, TypeVar
 
 import numpy as np
@@ -211,8 +210,11 @@ class KeyedCalls:
                 self.ready(deadline)
 
     def end(self, call: Call) -> None:
-        """A call returns: the next one is not its repetition. The last step of a user's call."""
-        end_together([(self, call)])
+        """A call returns: the next one is not its repetition. The last step of a user's call.
+
+        It calls no function: no signal's handler runs between it and the caller's return.
+        """
+        self._mine.call = call.outer
 
     def _begin(self, call: Call) -> None:
         """Notes a call of this thread's; it continues with what one that raised has done, if it is its repetition."""
@@ -251,11 +253,15 @@ class KeyedCalls:
             self._begin(call)
             work = call.work
             assert not isinstance(work, Evicting)
-            if self._unfinished is not work:
-                self._clear(deadline)
-            if not work.complete:
-                self._finish(work, deadline)
+            self.finish(work, deadline)
         return work
+
+    def finish(self, work: Adding | Removing, deadline: Deadline | None) -> None:
+        """Does an add or a removal, or what is left of one, under the lock."""
+        if self._unfinished is not work:
+            self._clear(deadline)
+        if not work.complete:
+            self._finish(work, deadline)
 
     def _finish(self, call: Adding | Removing, deadline: Deadline | None) -> None:
         """Does what is left of a call. If that raises, it is kept, unless nothing was done or nothing can be."""
@@ -267,18 +273,28 @@ class KeyedCalls:
             if isinstance(call, Adding):
                 self._finish_add(call, deadline)
             else:
-                progress = done(call.removed)
-                self.run(removal.remove, (call.keys, call.removed), deadline, progress=progress)
+                self._finish_removal(call, deadline)
             call.complete = True
             self._unfinished = None
         except BaseException as error:
-            if isinstance(error, OutOfMemoryError) or not call.has_begun(self._rows_done.value):
+            if isinstance(error, OutOfMemoryError) or not self.has_begun(call):
                 self._unfinished = None
                 call.forget()
                 self.release()
             else:
                 call.keep()
             raise
+
+    def has_begun(self, call: Adding | Removing) -> bool:
+        """Returns whether any of a call is done that is to be finished even if it is not repeated."""
+        return call.has_begun(self._rows_done.value)
+
+    def is_half_done(self, call: Adding | Removing) -> bool:
+        """Returns whether a call raised with a part of it done."""
+        return self._unfinished is call
+
+    def _finish_removal(self, call: Removing, deadline: Deadline | None) -> None:
+        self.run(removal.remove, (call.keys, call.removed), deadline, progress=done(call.removed))
 
     def _finish_add(self, call: Adding, deadline: Deadline | None) -> None:
         self._admit(call, deadline)
@@ -347,11 +363,6 @@ class KeyedCalls:
         return OutOfMemoryError(
             f"the {self._spec} is full, or the machine's memory is: it has {self._memory.rows_handed_out():,} rows"
         )
-
-
-def end_together(parts: Sequence[tuple[KeyedCalls, Call]]) -> None:
-    """All parts of a user's call return. In one step of the interpreter: no signal's handler comes in between."""
-    list(map(setattr, [calls._mine for calls, _ in parts], repeat("call"), [call.outer for _, call in parts]))
 
 
 def _allow() -> None:

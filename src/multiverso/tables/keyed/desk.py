@@ -17,6 +17,7 @@ from multiverso.memory.shared import SharedMemory
 from multiverso.memory.words import bump_and_wake, load32, load64, store64, wait_for_change
 from multiverso.runtime.session.patience import Patience
 from multiverso.runtime.session.session import Session
+from multiverso.tables.keyed.progress import done
 
 Keys = npt.NDArray[np.int64]
 Bytes = npt.NDArray[np.uint8]
@@ -59,6 +60,9 @@ class Desk:
         self._session, self._memory, self._what, self._row_bytes = session, memory, what, row_bytes
         self.homes = homes
         self._most_rows = desk.ROOM // (8 + row_bytes)
+        self._marks: tuple[int, Keys] | None = (
+            None  # where the flags that a question is answered with go, and its number
+        )
 
     def fetch(self, keys: Keys, deadline: Deadline) -> None:
         """Waits until this host has copies of the rows of keys, which live elsewhere."""
@@ -71,14 +75,22 @@ class Desk:
         if load64(lane + desk.ASKED) == load64(lane + desk.DONE):
             self._put(_LATER, desk.FETCH, keys[:MOST_KEYS], 0)
 
-    def flags(self, what: int, keys: Keys, deadline: Deadline) -> npt.NDArray[np.bool_]:
-        """Returns for each key what the homes answer: REMOVE, whether it had a row, or CONTAINS, whether it has one."""
-        found = np.zeros(keys.size, np.bool_)
-        for low in range(0, keys.size, MOST_KEYS):
+    def flags(self, what: int, keys: Keys, marks: Keys, deadline: Deadline | None) -> None:
+        """Writes for each key what the homes answer: REMOVE, whether it had a row, or CONTAINS, whether it has one.
+
+        Args:
+            what: it.
+            keys: of rows that live elsewhere.
+            marks: of each key; those that are not NOT_YET are answers of a call that raised, and stay.
+            deadline: None: the session's own time.
+        """
+        if not keys.size:
+            return
+        deadline = deadline or self._session.start_deadline()
+        self._clear(deadline, keys)
+        for low in range(done(marks), keys.size, MOST_KEYS):
             part = slice(low, low + MOST_KEYS)
-            self._ask(what, keys[part], deadline)
-            found[part] = self._room(keys[part].size).astype(np.bool_)
-        return found
+            self._ask(what, keys[part], deadline, marks=marks[part])
 
     def count(self, deadline: Deadline) -> int:
         """Returns how many keys have a row on the other hosts."""
@@ -139,14 +151,31 @@ class Desk:
         bump_and_wake(self._bell)
         return number
 
-    def _ask(self, what: int, keys: Keys, deadline: Deadline, argument: int = 0) -> Answer:
+    def _ask(self, what: int, keys: Keys, deadline: Deadline, argument: int = 0, marks: Keys | None = None) -> Answer:
         self._session.check_may_wait()
         lane = self._lane(_WAIT)
-        self._await(load64(lane + desk.ASKED), deadline, keys)  # what an exception has left
+        self._clear(deadline, keys)
+        if marks is not None:
+            self._marks = load64(lane + desk.ASKED) + 1, marks
         self._await(self._put(_WAIT, what, keys, argument), deadline, keys)
         if code := load64(lane + desk.CODE):
             raise self._error(code, load64(lane + desk.RESULT))
-        return Answer(load64(lane + desk.RESULT), load64(lane + desk.FOUND))
+        answer = Answer(load64(lane + desk.RESULT), load64(lane + desk.FOUND))
+        self._take_marks()
+        return answer
+
+    def _clear(self, deadline: Deadline, keys: Keys) -> None:
+        """Waits for the answer to what a call that raised has asked."""
+        self._await(load64(self._lane(_WAIT) + desk.ASKED), deadline, keys)
+        self._take_marks()
+
+    def _take_marks(self) -> None:
+        if self._marks is not None:
+            lane = self._lane(_WAIT)
+            number, marks = self._marks
+            if load64(lane + desk.ASKED) == number and not load64(lane + desk.CODE):
+                marks[:] = self._room(marks.size)
+            self._marks = None
 
     def _await(self, number: int, deadline: Deadline, keys: Keys) -> None:
         done, event = self._lane(_WAIT) + desk.DONE, self._session.control.address + at.EVENT

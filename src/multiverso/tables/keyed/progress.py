@@ -28,7 +28,8 @@ def done(marks: Keys) -> int:
     return int(left.argmax()) if left.any() else marks.size
 
 
-def _unmarked(keys: Keys) -> Keys:
+def unmarked(keys: Keys) -> Keys:
+    """Returns a mark for each key, for a kernel to write."""
     return np.full(keys.size, NOT_YET)
 
 
@@ -41,6 +42,7 @@ class Adding(Struct, eq=False):
         call: what `admit` keeps for itself: whether the safe epoch is known, it, and how many adds a key needs.
         rows: of the keys.
         complete: all is done, but the caller may not know it.
+        here: on several hosts: the part of it that is done to rows that live on this one.
     """
 
     updater: int
@@ -49,11 +51,12 @@ class Adding(Struct, eq=False):
     call: Keys
     rows: Keys
     complete: bool = False
+    here: Adding | None = None
 
     @classmethod
     def of(cls, updater: int, keys: Keys, delta: Array, after: int) -> Adding:
         """Returns one that has not begun; ``after``: how many adds a key needs to get a row."""
-        return cls(updater, keys, delta, np.array([0, 0, after]), _unmarked(keys))
+        return cls(updater, keys, delta, np.array([0, 0, after]), unmarked(keys))
 
     def is_same(self, other: object) -> bool:
         """Returns whether another call is the repetition of this one."""
@@ -71,6 +74,8 @@ class Adding(Struct, eq=False):
     def keep(self) -> None:
         """Takes copies: the caller may write to its arrays before the rest is done."""
         self.keys, self.delta = self.keys.copy(), self.delta.copy()
+        if self.here is not None:
+            self.here.keys, self.here.delta = self.keys, self.delta
 
     def forget(self) -> None:
         """Begins again if it is made again: the rows that it has found are pinned no more, and may be other keys'."""
@@ -78,16 +83,18 @@ class Adding(Struct, eq=False):
 
 
 class Removing(Struct, eq=False):
-    """A removal. ``removed``: for each key, whether it had a row."""
+    """A removal. ``removed``: for each key, whether it had a row; ``here``, ``there``: its parts on several hosts."""
 
     keys: Keys
     removed: Keys
     complete: bool = False
+    here: Removing | None = None
+    there: Removing | None = None
 
     @classmethod
     def of(cls, keys: Keys) -> Removing:
         """Returns one that has not begun."""
-        return cls(keys, _unmarked(keys))
+        return cls(keys, unmarked(keys))
 
     def is_same(self, other: object) -> bool:
         """Returns whether another call is the repetition of this one."""
@@ -131,14 +138,10 @@ class Call(Struct, eq=False):
     Attributes:
         work: what it does; the one that raised and its repetition share it.
         outer: the call of the same thread that this one has come in between of.
-        whole: the user's call of which this one is a part.
-        parts: its own, once all are done.
     """
 
     work: Adding | Removing | Evicting
     outer: Call | None = None
-    whole: Call | None = None
-    parts: list[Call] = field(default_factory=list)
 
     def keep(self) -> None:
         """An add has raised, done or not: the caller may write to its arrays before it is repeated."""
@@ -149,8 +152,7 @@ class Call(Struct, eq=False):
         """Whether the function that makes it is still running, in this thread."""
         frame: FrameType | None = sys._getframe(1)
         while frame is not None:
-            found = frame.f_locals.get("this_call")
-            if found is not None and (found is self or found is self.whole):
+            if frame.f_locals.get("this_call") is self:
                 return True
             frame = frame.f_back
         return False

@@ -26,10 +26,10 @@ from multiverso.layout.keyed import ELSEWHERE
 from multiverso.runtime.session.session import Session
 from multiverso.spec.states import State
 from multiverso.tables.convert import Array
-from multiverso.tables.keyed.calls import KeyedCalls, end_together
+from multiverso.tables.keyed.calls import KeyedCalls
 from multiverso.tables.keyed.desk import Desk
 from multiverso.tables.keyed.memory import KeyedMemory, memory_name
-from multiverso.tables.keyed.progress import Adding, Call, Removing, done
+from multiverso.tables.keyed.progress import Adding, Call, Removing, done, unmarked
 from multiverso.tables.keyed.spec import KeyedSpec
 from multiverso.tables.keyed.whole import KeyedPasses
 from multiverso.turns import turn
@@ -74,14 +74,42 @@ class CopyCalls(KeyedCalls):
     Args:
         session, memory, spec: see `KeyedCalls`.
         is_here: whether each group of keys lives on this host; an add leaves those out.
+        own: what is done to the rows that live here; an add or a removal of both is this one's, with a part of it.
         desk: where rows are asked for.
     """
 
     def __init__(
-        self, session: Session, memory: KeyedMemory, spec: KeyedSpec, is_here: npt.NDArray[np.bool_], desk: Desk
+        self,
+        session: Session,
+        memory: KeyedMemory,
+        spec: KeyedSpec,
+        is_here: npt.NDArray[np.bool_],
+        own: OwnCalls,
+        desk: Desk,
     ) -> None:
         super().__init__(session, memory, spec)
-        self._is_here, self.desk = is_here, desk
+        self._is_here, self.own, self.desk = is_here, own, desk
+        self.lock, self._mine = own.lock, own._mine  # it is one table's
+
+    def has_begun(self, call: Adding | Removing) -> bool:
+        """See `KeyedCalls.has_begun`. What only a lost host could finish has not."""
+        here = call.here
+        begun = here is not None and (here.complete or self.own.is_half_done(here))
+        return begun or super().has_begun(call)
+
+    def _finish_add(self, call: Adding, deadline: Deadline | None) -> None:
+        assert call.here is not None
+        self._admit(call, deadline)
+        self.own.finish(call.here, deadline)
+        super()._finish_add(call, deadline)
+
+    def _finish_removal(self, call: Removing, deadline: Deadline | None) -> None:
+        here = self._is_here[groups_of(call.keys)]
+        if call.here is None or call.there is None:
+            call.here, call.there = (Removing.of(call.keys[some]) for some in (here, ~here))
+        self.desk.flags(layout.REMOVE, call.there.keys, call.there.removed, deadline)
+        self.own.finish(call.here, deadline)
+        call.removed[here], call.removed[~here] = call.here.removed, call.there.removed
 
     def _admit(self, call: Adding, deadline: Deadline | None) -> None:
         if not done(call.rows) < call.keys.size:
@@ -127,7 +155,7 @@ class SpreadCalls:
 
     def get(self, keys: Keys, out: Array, deadline: Deadline | None) -> None:
         """See `KeyedCalls.get`."""
-        with turn(self.own.lock, self._spec), turn(self.copies.lock, self._spec):
+        with turn(self.own.lock, self._spec):
             for calls in (self.own, self.copies):
                 calls.ready(deadline)
             for low in range(0, keys.size, self._most):
@@ -154,16 +182,14 @@ class SpreadCalls:
             copies.release()
 
     def add(self, call: Call, deadline: Deadline | None) -> None:
-        """See `KeyedCalls.add`; of a call that raised, each part is recognised by itself."""
-        work = call.work
-        assert isinstance(work, Adding)
-        if work.keys.size > self._most:
-            self._check_number(work.keys)
-        after = int(work.call[2])
-        parts = [Call(Adding.of(to, work.keys, work.delta, after), whole=call) for to in (work.updater, self._add_copy)]
-        for calls, part in zip((self.own, self.copies), parts, strict=True):
-            calls.add(part, deadline)
-        call.parts = parts
+        """See `KeyedCalls.add`."""
+        here = call.work
+        assert isinstance(here, Adding)
+        if here.keys.size > self._most:
+            self._check_number(here.keys)
+        work = Adding.of(self._add_copy, here.keys, here.delta, 1)
+        call.work, work.here = work, here
+        self.copies.add(call, deadline)
 
     def _check_number(self, keys: Keys) -> None:
         _, there = self._parts(keys)
@@ -175,28 +201,21 @@ class SpreadCalls:
 
     def end(self, call: Call) -> None:
         """See `KeyedCalls.end`."""
-        end_together(list(zip((self.own, self.copies), call.parts, strict=False)))
+        self.own.end(call)
 
     def contains(self, keys: Keys) -> npt.NDArray[np.bool_]:
         """See `KeyedCalls.contains`."""
         here, there = self._parts(keys)
         found = np.zeros(keys.size, np.bool_)
         found[here] = self.own.contains(keys[here])
-        if there.size:
-            found[there] = self._asked(self.desk.flags, layout.CONTAINS, keys[there])
+        answer = unmarked(keys[there])
+        self._asked(self.desk.flags, layout.CONTAINS, keys[there], answer)
+        found[there] = answer
         return found
 
     def remove(self, call: Call, deadline: Deadline | None) -> npt.NDArray[np.bool_]:
         """See `KeyedCalls.remove`."""
-        work = call.work
-        assert isinstance(work, Removing)
-        here, there = self._parts(work.keys)
-        found = np.zeros(work.keys.size, np.bool_)
-        call.parts = [Call(Removing.of(work.keys[here]), whole=call)]
-        found[here] = self.own.remove(call.parts[0], deadline)
-        if there.size:
-            found[there] = self._asked(self.desk.flags, layout.REMOVE, work.keys[there], deadline=deadline)
-        return found
+        return self.copies.remove(call, deadline)
 
     def prefetch(self, keys: Keys) -> None:
         """Asks for copies of the rows of keys, and does not wait."""
@@ -237,23 +256,22 @@ class SpreadCalls:
 
     def tick(self, call: Call, seconds: float | None) -> int:
         """See `KeyedCalls.tick`; time without eviction."""
-        call.parts = [Call(call.work, whole=call)]
-        return self.own.tick(call.parts[0], seconds)
+        return self.own.tick(call, seconds)
 
     def settle(self, deadline: Deadline | None) -> None:
         """See `KeyedCalls.settle`."""
-        for calls in (self.own, self.copies):
-            calls.settle(deadline)
+        self.copies.settle(deadline)
 
     def close(self, reason: str) -> None:
         """See `KeyedCalls.close`."""
-        for calls in (self.own, self.copies):
-            calls.close(reason)
+        self.copies.close(reason)
+        self.own.close(reason)
 
-    def _asked(self, ask: Any, *arguments: Any, deadline: Deadline | None = None) -> Any:
+    def _asked(self, ask: Any, *arguments: Any) -> Any:
         with turn(self.copies.lock, self._spec):
-            self._session.check()
-            return ask(*arguments, deadline or self._session.start_deadline())
+            deadline = self._session.start_deadline()
+            self.copies.ready(deadline)
+            return ask(*arguments, deadline)
 
 
 class SpreadPasses:
@@ -347,6 +365,6 @@ def open_spread(
     desk = Desk(session, desks, bell, str(spec), whole, homes_of(range(len(session.hosts))))
     is_here = desk.homes == session.hosts.index(session.control.here)
     own = OwnCalls(session, memory, spec, is_here)
-    copies = CopyCalls(session, copy_memory, copy_spec, is_here, desk)
+    copies = CopyCalls(session, copy_memory, copy_spec, is_here, own, desk)
     calls = SpreadCalls(session, own, copies, desk, spec, most)
     return memory, calls, SpreadPasses(KeyedPasses(session, memory, own), calls)
