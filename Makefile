@@ -4,7 +4,7 @@ SHELL := /bin/bash
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help demo test quick check bench figures chaos exact pauses again pythons ray buckets page engines gpu fuzz interrupts programs interleave simulate mutants golden wheels platforms aarch64 docs clean distclean
+.PHONY: help demo test quick check bench figures chaos exact pauses again pythons ray buckets page engines gpu fuzz interrupts programs interleave simulate mutants order golden wheels platforms aarch64 docs clean distclean
 
 # Whatever is active outside must not reach the environments made here.
 unexport VIRTUAL_ENV PYTHONPATH PYTHONHOME PYTHONSTARTUP PYTHONWARNINGS CONDA_PREFIX
@@ -106,6 +106,9 @@ mutants: .venv/.dev ## which schedule notices which spoilt line of the kernels (
 
 golden: .venv/.dev ## store the golden traces of updaters and rules anew: only when they change on purpose
 	$(BIN)/python tests/rules/golden_traces.py
+
+order: .venv/.dev ## the order of memory in the machine code for AArch64, of all protocols (make test: of the smaller ones)
+	MULTIVERSO_TEST_WHOLE=1 $(BIN)/python -m pytest tests/core/test_memory_order.py $(PYTEST_ARGS)
 
 fuzz: .venv/.full ## nonsense at every door: sockets, ports, saved files; and a user who swaps them (SECONDS=60 each, SEED=)
 	@for program in tests/fuzz/fuzz_*.py; do \

@@ -35,10 +35,13 @@ for job in range(2 if "twice" in sys.argv else 1):
     mv.init()
     me, n = mv.worker_id(), mv.workers_num()
     table = mv.ArrayTableHandler(5_000, np.full(5_000, 5.0))
+    rows, keys = mv.KeyedTable(2, dtype="int64", initial=5), np.arange(1_000) * 7919
     for _ in range(10):
         table.add(np.full(5_000, me + 1))
+        rows.add(np.full((1_000, 2), me + 1), keys)
     mv.barrier()
     value = table.get()
+    assert (rows.get(keys) == value[0]).all() and len(rows) == 1_000, rows.get(keys)
     hosts = "".join(str(current().hosts.index(host)) for host in current().control.places)
     # in one piece: launchers mix their workers' output
     sys.stdout.write(f"sum {me} {n} {value.min():g} {value.max():g} on {hosts}\\n")

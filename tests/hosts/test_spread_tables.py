@@ -69,9 +69,11 @@ def test_a_table_on_several_hosts_does_what_one_on_one_host_does(tmp_path: Path)
         assert len(table) == 1000
         assert table.contains([KEYS[7], 1]).tolist() == [True, False]
         assert (table.get([1, 2]) == 5).all()  # rows that nobody has added to
+        session.barrier()
         table.add(np.ones((4, 3), np.int64), [KEYS[0], KEYS[0], KEYS[1], KEYS[0]])
         session.barrier()
         assert table.get(KEYS[:3])[:, 0].tolist() == [total + 3 * all_of_us, total + all_of_us, total]
+        session.barrier()
         if me == 0:
             rows = {int(k): row.tolist() for keys, rows in table.items(300) for k, row in zip(keys, rows, strict=True)}
             assert rows == dict(zip(KEYS.tolist(), table.get(KEYS).tolist(), strict=True))
@@ -343,6 +345,71 @@ def test_a_worker_that_is_killed_in_an_add_loses_nothing_of_the_others() -> None
     assert results == [None] * 3
 
 
+# -- files -----------------------------------------------------------------------------------------------------------
+
+
+def test_each_host_writes_its_part_and_any_number_of_hosts_loads_them(tmp_path: Path) -> None:
+    place, whole = tmp_path / "parts", tmp_path / "whole.safetensors"
+
+    def write(session: Session) -> list[Any]:
+        table = mv.KeyedTable(2, updater=momentum(0.5), session=session)
+        made = []
+        for step in range(3):
+            mine = KEYS[session.worker_id :: 2]
+            table.add(np.full((mine.size, 2), step + 1), mine)
+            session.barrier()
+            if step == 2 and session.worker_id == 0:
+                table.remove(KEYS[:100])
+            session.barrier()
+            made.append(table.save_increment(place))
+            session.barrier()
+        if session.worker_id == 0:
+            table.save(whole)
+        session.barrier()
+        return made
+
+    with rehearsal(1, 1) as job:
+        made = job.run(write)
+    assert [[snapshot.parent for snapshot in some] for some in made] == [[None, 1, 2]] * 2
+    assert sum(some[0].keys for some in made) == 1000
+    assert sum(some[2].removed for some in made) == 100
+    assert sorted(path.name for path in place.iterdir()) == ["host-1-of-2", "host-2-of-2"]
+
+    def load(session: Session) -> Any:
+        found = []
+        for name, path in (("parts", place), ("whole", whole)):
+            table = mv.KeyedTable(2, updater=momentum(0.5), name=name, session=session)
+            table.add([[9, 9]], [77])  # goes
+            session.barrier()
+            if session.worker_id == 0:
+                table.load(path)
+            session.barrier()
+            table.add(np.ones((KEYS.size, 2)), KEYS)  # the state is there, too
+            session.barrier()
+            found.append((len(table), table.get(KEYS).tolist(), table.contains([77]).tolist()))
+            session.barrier()
+        return found
+
+    for hosts in ((1,), (1, 1), (1, 1, 1)):
+        with rehearsal(*hosts) as job:
+            for parts, at_once in job.run(load):
+                assert parts == at_once
+                assert parts[0] == 1000
+    (place / "host-2-of-2" / "snapshot-2.safetensors").unlink()
+
+    def refused(session: Session) -> Any:
+        table = mv.KeyedTable(2, updater=momentum(0.5), session=session)
+        errors = [outcome(lambda: table.load(place)), outcome(lambda: table.save_increment(place))]
+        session.barrier()
+        return [str(error) for error in errors], len(table)
+
+    with rehearsal(1, 1, 1) as job:
+        for (loaded, saved), keys in job.run(refused):
+            assert "snapshot 2 is missing" in loaded
+            assert "of a job on another number of hosts" in saved
+            assert keys == 0
+
+
 # -- what is refused, and what fails ---------------------------------------------------------------------------------
 
 
@@ -360,8 +427,6 @@ def test_what_does_not_work_over_hosts_is_refused_in_a_sentence() -> None:
         assert "cache_rows=" in str(error)
         assert len(table) == 0
         assert table.get(KEYS).shape == (1000, 2)  # to read needs no more
-        error = outcome(lambda: table.save_increment("nowhere"))
-        assert type(error) is NotInThisJobError
         session.barrier()
 
     with rehearsal(1, 1) as job:

@@ -26,7 +26,7 @@ def test_a_job_is_shown_while_it_runs_and_from_its_file_afterwards(tmp_path: Pat
         messages = job.messages()
         message = first = next(messages)
         assert first["whole"] is True
-        while message["now"] is None or SLOW not in message["verdict"]:
+        while message["now"] is None or SLOW not in message["verdict"] or not message["now"]["workers"][0]["values"]:
             message = next(messages)
         now = msgspec.convert(message["now"], Snapshot)
         assert now.program == "train.py"

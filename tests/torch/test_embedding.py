@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 import threading
 import weakref
 from collections.abc import Iterator
@@ -15,7 +16,7 @@ import multiverso as mv
 from multiverso.errors import ClosedError
 from multiverso.launch.rehearsing import hosts_here
 from multiverso.runtime import Node, Session
-from multiverso.tables.keyed.saving import Content
+from multiverso.tables.keyed.saving import Content, Copied
 from multiverso.torch import Embedding, EmbeddingBag
 
 ROWS, DIM = 30, 4
@@ -36,7 +37,10 @@ def table_of(kind: str, session: Session, updater: Any = "sgd") -> Any:
         return mv.MatrixTableHandler(ROWS, DIM, start(), updater=updater, session=session)
     table = mv.KeyedTable(DIM, updater=updater, session=session)
     states = [np.full((ROWS, DIM), state.initial, "f4") for state in table.spec.states]
-    table._replace(Content(np.arange(ROWS), np.concatenate([start(), *states], 1).view(np.uint8)))
+    content = Content(np.arange(ROWS), np.concatenate([start(), *states], 1).view(np.uint8))
+    with tempfile.TemporaryDirectory() as folder:
+        Copied(table.spec, content).save(f"{folder}/table.safetensors")
+        table.load(f"{folder}/table.safetensors")
     return table
 
 

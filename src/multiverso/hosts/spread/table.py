@@ -50,7 +50,12 @@ class Asking:
 
 @dataclass(eq=False)
 class Part:
-    """What one home is asked: see `Frame`. ``places``: of its keys among the question's."""
+    """What one home is asked: see `Frame`.
+
+    Attributes:
+        places: of its keys among the question's.
+        after: how many batches of changed keys go before it.
+    """
 
     asking: Asking
     kind: int
@@ -58,6 +63,7 @@ class Part:
     places: Keys = field(default_factory=lambda: NO_KEYS)
     rows: Bytes = field(default_factory=lambda: NO_BYTES)
     argument: int = 0
+    after: int = 0
 
 
 @dataclass(eq=False)
@@ -66,7 +72,8 @@ class Way:
 
     Attributes:
         parts: questions that have not been sent, in order.
-        changed: keys of copies that may have been added to.
+        changed: keys of copies that may have been added to, in batches.
+        begun: how many of those were taken from here.
         pushes: what copies that have gone had been added.
         under_way: the question without an answer, and the parts that it asks.
         not_before: the time of the next question, after one that the home had no memory for.
@@ -77,6 +84,7 @@ class Way:
     host: int
     parts: deque[Part] = field(default_factory=deque)
     changed: deque[Keys] = field(default_factory=deque)
+    begun: int = 0
     pushes: deque[tuple[Keys, Bytes]] = field(default_factory=deque)
     under_way: tuple[Frame, list[Part]] | None = None
     number: int = 0
@@ -145,7 +153,7 @@ class SpreadTable:
         if kind in (desk.COUNT_KEYS, desk.SET_HYPER):
             hosts = list(self.ways)
         if kind in _OF_ALL:
-            self._push_all()  # what this host's workers have added before counts
+            self._sort_out(self.copies.changed())  # what this host's workers have added before counts
         asking = Asking(done, 0, took)
         if not hosts:
             done(desk.DONE_WELL, 0, None)
@@ -156,7 +164,9 @@ class SpreadTable:
             for low in pieces:
                 places = all_places[low : low + self._most]
                 mine = rows[places] if rows.size else NO_BYTES
-                self.ways[home].parts.append(Part(asking, kind, keys[places], places, mine, argument))
+                way = self.ways[home]
+                after = way.begun + len(way.changed) if kind in _OF_ALL else 0
+                way.parts.append(Part(asking, kind, keys[places], places, mine, argument, after))
         for home in hosts:
             self._end_if_lost(self.ways[home])
             self.pump(self.ways[home])
@@ -215,15 +225,6 @@ class SpreadTable:
             here = keys[homes == home]
             self.ways[home].changed.extend(here[low : low + self._most] for low in range(0, here.size, self._most))
 
-    def _push_all(self) -> None:
-        """What copies have been added to by now goes to the homes before any question."""
-        self._sort_out(self.copies.changed())
-        for way in self.ways.values():
-            while way.changed:
-                taken = self.copies.take(way.changed.popleft())
-                if taken[0].size:
-                    way.pushes.append(taken)
-
     def pump(self, way: Way) -> None:
         """Sends a home what there is, unless it has not answered yet."""
         if way.under_way is not None or way.lost or time.monotonic() < way.not_before:
@@ -258,6 +259,7 @@ class SpreadTable:
                 return keys[: self._most], deltas[: self._most]
         while way.changed:
             taken = self.copies.take(way.changed.popleft())
+            way.begun += 1
             if taken[0].size:
                 return taken
         return NO_KEYS, NO_BYTES
@@ -268,8 +270,8 @@ class SpreadTable:
             return []
         first = way.parts[0]
         leaving = self.copies.leaving
-        if leaving.size and (first.kind in _OF_ALL or np.isin(first.keys, leaving).any()):
-            return []  # what was added to a copy that goes comes first
+        if first.after > way.begun or (leaving.size and (first.kind in _OF_ALL or np.isin(first.keys, leaving).any())):
+            return []  # what was added before, also to a copy that goes, comes first
         if first.kind != desk.FETCH:
             return [way.parts.popleft()]
         found: list[Part] = []

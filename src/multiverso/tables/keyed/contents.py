@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +17,14 @@ from multiverso.runtime.session.replacing import leaves_values
 from multiverso.spec.table import checked_count
 from multiverso.tables.convert import Array
 from multiverso.tables.keyed import export, saving, snapshots
+from multiverso.tables.keyed.calls import KeyedCalls
 from multiverso.tables.keyed.held import HeldKeyedTable
 from multiverso.tables.keyed.keys import Keys, as_keys
 from multiverso.tables.keyed.progress import Call, Removing
 from multiverso.tables.keyed.saving import Content
 from multiverso.tables.keyed.snapshots import Snapshot
+from multiverso.tables.keyed.spread import SpreadCalls, SpreadPasses
+from multiverso.tables.keyed.whole import KeyedPasses
 
 _MOST_AT_ONCE = 1 << 16
 
@@ -64,6 +67,9 @@ class KeyedContents(HeldKeyedTable):
         snapshot or in the next one; after a `barrier()` the snapshots together are the table, bit for bit. It takes
         memory for what it writes.
 
+        On several hosts it writes the rows that live on this one, to a folder of this host's in the directory: call it
+        in one worker of each host.
+
         Everything is written again, and what was there before removed, where the last snapshot there is of another run,
         or more keys were removed since than the table remembers (a few million).
 
@@ -79,21 +85,31 @@ class KeyedContents(HeldKeyedTable):
             TimeoutError: another process writes to it.
         """
         self._session.check()
-        place = Path(directory)
+        place, passes, calls = self._part_here(Path(directory))
         with snapshots.alone_in(place):
             before = snapshots.chain(place)
             table = f"{self._memory.word('IDENTITY'):014x}"
             if whole or not before or before[-1].table != table:
                 before = []
-            generation, removals = self._passes.begin_snapshot()
+            generation, removals = passes.begin_snapshot()
             if before and removals - before[-1].removals > self._memory.word("RING") // 2:
                 before = []
-            content = self._content(before[-1].generation if before else 0)
+            content = self._content(before[-1].generation if before else 0, passes)
             if before:
                 gone = np.unique(self._memory.removals(before[-1].removals, removals))
-                content = replace(content, removed=gone[~self._calls.contains(gone)])
+                content = replace(content, removed=gone[~calls.contains(gone)])
             of = {"table": table, "generation": generation, "removals": removals}
             return snapshots.write(place, self._spec, content, before, **of)
+
+    def _part_here(self, directory: Path) -> tuple[Path, KeyedPasses, KeyedCalls]:
+        """Returns where the rows that live on this host are written, and what goes through them."""
+        calls, passes, session = self._calls, self._passes, self._session
+        if isinstance(calls, SpreadCalls) and isinstance(passes, SpreadPasses):
+            host, hosts = session.hosts.index(session.control.here), len(session.hosts)
+            return snapshots.part_of(directory, host, hosts), passes.own, calls.own
+        assert isinstance(calls, KeyedCalls)
+        assert isinstance(passes, KeyedPasses)
+        return snapshots.whole_in(directory), passes, calls
 
     def export(self, path: str | os.PathLike[str], *, name: Callable[[int], str] | None = None) -> int:
         """Writes keys and values for other programs, sorted by key, whole or not at all.
@@ -111,7 +127,8 @@ class KeyedContents(HeldKeyedTable):
     def load(self, path: str | os.PathLike[str]) -> None:
         """Gives each key of a file that `save` wrote its row and state, and removes all others.
 
-        Or of a directory that `save_increment` has written to: all its snapshots, each checked.
+        Or of a directory that `save_increment` has written to: all its snapshots, each checked. What several hosts have
+        written there any number of hosts can load; it takes memory for one host's part at a time.
 
         Call it in one worker, and ``barrier()`` before anyone continues. In a worker that has taken a dead one's place
         (`multiverso.incarnation`) it changes nothing, and says so.
@@ -121,33 +138,38 @@ class KeyedContents(HeldKeyedTable):
                 missing, damaged or does not follow the one before. Nothing was changed.
         """
         self._session.check()
-        content = self._read(path)
+        saved = self._read(path)
         if not leaves_values(self._session, f"the table {self.name!r}"):
-            self._replace(*content)
+            self._replace(*saved)
 
-    def _content(self, since: int) -> Content:
-        """Returns what was changed after a generation, sorted by key."""
+    def _content(self, since: int, passes: KeyedPasses | None = None) -> Content:
+        """Returns what was changed after a generation, sorted by key; of those rows that ``passes`` go through."""
         size = sum(self._spec.widths()) * self._dtype.itemsize
-        found = list(self._passes.rows_since(since, size))
+        found = list((passes or self._passes).rows_since(since, size))
         keys, values, rows = (np.concatenate(part) for part in zip(*found, strict=True))
         order = np.argsort(keys, kind="stable")
         uses = values[order] & ~NO_ROW if self._spec.keeps_use else None
         return Content(keys[order], rows[order], uses, ticks=self.ticks)
 
-    def _read(self, path: str | os.PathLike[str]) -> tuple[Content]:
-        """Returns what `save` wrote, if it fits this table."""
-        if Path(path).is_dir():
-            return (snapshots.read(Path(path), self._spec),)
-        return (saving.load(path, self._spec),)
+    def _read(self, path: str | os.PathLike[str]) -> tuple[Keys, Iterable[Content]]:
+        """Returns the keys of what was saved, if it fits this table, and its parts, each read when asked for."""
+        place = Path(path)
+        parts = snapshots.parts_in(place) if place.is_dir() else []
+        if len(parts) > 1:  # each is as large as what a host can hold
+            keys = np.concatenate([snapshots.read(part, self._spec).keys for part in parts])
+            return keys, (snapshots.read(part, self._spec) for part in parts)
+        content = snapshots.read(parts[0], self._spec) if parts else saving.load(place, self._spec)
+        return content.keys, [content]
 
-    def _replace(self, content: Content) -> None:
+    def _replace(self, keys: Keys, parts: Iterable[Content]) -> None:
         """Makes the table hold what was saved, and nothing else."""
-        for keys, _, kinds in self._passes.entries(_MOST_AT_ONCE):
-            self._remove(np.setdiff1d(keys[kinds != GONE], content.keys))
-        self._calls.overwrite(content.keys, content.rows)
-        self._memory.set_word("TICK", content.ticks)
-        if content.uses is not None and self._spec.keeps_use:
-            self._passes.note_use(content.keys, content.uses)
+        for some, _, kinds in self._passes.entries(_MOST_AT_ONCE):
+            self._remove(np.setdiff1d(some[kinds != GONE], keys))
+        for content in parts:
+            self._calls.overwrite(content.keys, content.rows)
+            self._memory.set_word("TICK", content.ticks)
+            if content.uses is not None and self._spec.keeps_use:
+                self._passes.note_use(content.keys, content.uses)
 
     def _remove(self, keys: Any, timeout_seconds: float | None = None) -> npt.NDArray[np.bool_]:
         array = as_keys(keys)

@@ -5,6 +5,8 @@
     snapshot-8.safetensors    what was changed since 7, and the keys that were removed
     snapshot-9.safetensors    since 8
 
+Of a job on several hosts each writes such files in a folder of its own, ``host-1-of-3``, with the rows that live there.
+
 ``manifest.json`` is replaced last. It names the files in their order, each with its parent's number and the SHA-256 of
 its bytes, so a file that is missing, damaged or another one is noticed before anything is changed.
 """
@@ -34,6 +36,7 @@ _LOCK = ".lock"
 _FORMAT = "multiverso keyed snapshots 1"
 _LOCK_SECONDS = 600.0
 _FILE = re.compile(r"snapshot-(\d+)\.safetensors")
+_PART = re.compile(r"host-(\d+)-of-(\d+)")
 
 
 class Snapshot(msgspec.Struct, frozen=True):
@@ -66,6 +69,53 @@ class Snapshot(msgspec.Struct, frozen=True):
 class _Manifest(msgspec.Struct):
     format: str
     snapshots: list[Snapshot]
+
+
+def whole_in(directory: Path) -> Path:
+    """Returns where a job on one host writes, in a directory in which no other has written.
+
+    Raises:
+        SnapshotError: one on several hosts has.
+    """
+    if found := _parts(directory):
+        raise SnapshotError(f"{directory} holds {found[0]}, of a job on several hosts: use another directory")
+    return directory
+
+
+def part_of(directory: Path, host: int, hosts: int) -> Path:
+    """Returns where a host of a job on several writes.
+
+    Raises:
+        SnapshotError: a job on another number of hosts has written in the directory.
+    """
+    others = [name for name in _parts(directory) if not name.endswith(f"-of-{hosts}")]
+    others += [_MANIFEST] * os.path.lexists(directory / _MANIFEST)
+    if others:
+        raise SnapshotError(
+            f"{directory} holds {others[0]}, of a job on another number of hosts: use another directory"
+        )
+    return directory / f"host-{host + 1}-of-{hosts}"
+
+
+def parts_in(directory: Path) -> list[Path]:
+    """Returns the folders whose snapshots make a table together: the directory, or one of each host.
+
+    Raises:
+        SnapshotError: some hosts' are missing.
+    """
+    names = _parts(directory)
+    if not names:
+        return [directory]
+    whole = [f"host-{host + 1}-of-{len(names)}" for host in range(len(names))]
+    if sorted(names) != sorted(whole) or os.path.lexists(directory / _MANIFEST):
+        raise SnapshotError(
+            f"{directory} does not hold the snapshots of all hosts of one job: there are {', '.join(names)}"
+        )
+    return [directory / name for name in whole]
+
+
+def _parts(directory: Path) -> list[str]:
+    return sorted(path.name for path in directory.glob("host-*") if _PART.fullmatch(path.name))
 
 
 def chain(directory: Path) -> list[Snapshot]:

@@ -29,7 +29,7 @@ from multiverso.tables.convert import Array
 from multiverso.tables.keyed.calls import KeyedCalls
 from multiverso.tables.keyed.desk import Desk
 from multiverso.tables.keyed.memory import KeyedMemory, memory_name
-from multiverso.tables.keyed.progress import Adding, Call, Removing, done, unmarked
+from multiverso.tables.keyed.progress import NOT_YET, Adding, Call, Removing, done, unmarked
 from multiverso.tables.keyed.spec import KeyedSpec
 from multiverso.tables.keyed.whole import KeyedPasses
 from multiverso.turns import turn
@@ -62,10 +62,12 @@ class OwnCalls(KeyedCalls):
         if here.all():
             super()._admit(call, deadline)
             return
-        some = Adding.of(call.updater, call.keys[here], call.delta[:0], int(call.call[2]))
-        super()._admit(some, deadline)
-        call.rows[:] = ELSEWHERE
-        call.rows[here] = some.rows
+        if call.entering is None:
+            call.entering = Adding.of(call.updater, call.keys[here], call.delta[:0], int(call.call[2]))
+        super()._admit(call.entering, deadline)
+        rows = np.full(call.keys.size, ELSEWHERE)
+        rows[here] = call.entering.rows
+        call.rows[:] = rows
 
 
 class CopyCalls(KeyedCalls):
@@ -89,6 +91,7 @@ class CopyCalls(KeyedCalls):
     ) -> None:
         super().__init__(session, memory, spec)
         self._is_here, self.own, self.desk = is_here, own, desk
+        self._here_words = is_here.astype(np.int64)  # as the kernel takes it
         self.lock, self._mine = own.lock, own._mine  # it is one table's
 
     def has_begun(self, call: Adding | Removing) -> bool:
@@ -99,6 +102,8 @@ class CopyCalls(KeyedCalls):
 
     def _finish_add(self, call: Adding, deadline: Deadline | None) -> None:
         assert call.here is not None
+        if call.keys.size and call.rows[0] == NOT_YET:
+            self._find_all(call, call.here, deadline)
         self._admit(call, deadline)
         self.own.finish(call.here, deadline)
         super()._finish_add(call, deadline)
@@ -110,6 +115,26 @@ class CopyCalls(KeyedCalls):
         self.desk.flags(layout.REMOVE, call.there.keys, call.there.removed, deadline)
         self.own.finish(call.here, deadline)
         call.removed[here], call.removed[~here] = call.here.removed, call.there.removed
+
+    def find_either(self, keys: Keys, deadline: Deadline | None) -> tuple[Keys, Keys]:
+        """Returns the rows of those keys that live here, and of the copies of the others; they are pinned."""
+        rows = np.empty(2 * keys.size, np.int64)
+        self.own.run(kernels.find_either, (self._here_words, keys, rows), deadline, self.address)
+        return rows[: keys.size], rows[keys.size :]
+
+    def release(self) -> None:
+        """See `KeyedCalls.release`; of both."""
+        self.own.release()
+        super().release()
+
+    def _find_all(self, call: Adding, here: Adding, deadline: Deadline | None) -> None:
+        """Finds the rows of an add to keys that all have one on this host, as most do, in one pass."""
+        own, copies = self.find_either(call.keys, deadline)
+        if (own == ABSENT).any() or (copies == ABSENT).any():
+            self.release()
+            return
+        self.desk.raise_if_in_trouble()
+        here.rows[:], call.rows[:] = own, copies
 
     def _admit(self, call: Adding, deadline: Deadline | None) -> None:
         if not done(call.rows) < call.keys.size:
@@ -145,7 +170,6 @@ class SpreadCalls:
         self._size = spec.dim * np.dtype(spec.dtype).itemsize
         self._here = session.hosts.index(session.control.here)
         self._is_here = desk.homes == self._here
-        self._here_words = self._is_here.astype(np.int64)  # as the kernel takes it
         self._add_copy = compile_update(copy_loops(spec.updater).add, spec.dtype)
 
     def _parts(self, keys: Keys) -> tuple[Keys, Keys]:
@@ -162,23 +186,19 @@ class SpreadCalls:
                 self._get(keys[low : low + self._most], out.ctypes.data + low * self._size, deadline)
 
     def _get(self, keys: Keys, out: int, deadline: Deadline | None) -> None:
-        own, copies = self.own, self.copies
-        rows = np.empty(2 * keys.size, np.int64)
-        here, there = rows[: keys.size], rows[keys.size :]
+        copies = self.copies
         try:
             while True:
-                own.run(kernels.find_either, (self._here_words, keys, rows), deadline, copies.address)
+                here, there = copies.find_either(keys, deadline)
                 missing = there == ABSENT
                 if not missing.any():
                     break
-                own.release()
                 copies.release()  # the node may have to let copies go first
                 deadline = deadline or self._session.start_deadline()
                 self.desk.fetch(np.unique(keys[missing]), deadline)
-            own.run(kernels.read, (keys, here, out), deadline)
+            self.own.run(kernels.read, (keys, here, out), deadline)
             copies.run(kernels.read_whole, (there, out, self._size), deadline)
         finally:
-            own.release()
             copies.release()
 
     def add(self, call: Call, deadline: Deadline | None) -> None:
@@ -283,30 +303,26 @@ class SpreadPasses:
     """
 
     def __init__(self, own: KeyedPasses, calls: SpreadCalls) -> None:
-        self._own, self._calls = own, calls
+        self.own, self._calls = own, calls
         self.check = own.check
 
     def counts(self) -> tuple[int, int, int]:
         """See `KeyedPasses.counts`; candidates and dead entries are this host's."""
-        keys, candidates, dead = self._own.counts()
+        keys, candidates, dead = self.own.counts()
         return keys + self._calls.count(), candidates, dead
 
     def entries(self, batch: int) -> Iterator[tuple[Keys, Keys, Keys]]:
         """See `KeyedPasses.entries`."""
-        yield from self._own.entries(batch)
+        yield from self.own.entries(batch)
         for _, keys in self._calls.listed():
             yield keys, np.zeros_like(keys), np.full(keys.size, KEY)
 
     def rows_since(self, generation: int, size: int) -> Iterator[tuple[Keys, Keys, Bytes]]:
         """See `KeyedPasses.rows_since`; generations are counted by each host for itself: only 0 means something."""
-        yield from self._own.rows_since(generation, size)
+        yield from self.own.rows_since(generation, size)
         for host, keys in self._calls.listed():
             there, rows = self._calls.read_whole(host, keys)
             yield there, np.zeros_like(there), np.ascontiguousarray(rows[:, :size])
-
-    def begin_snapshot(self) -> tuple[int, int]:
-        """Raises NotInThisJobError: what changed since a snapshot is not known of all hosts together."""
-        raise NotInThisJobError("increments of a KeyedTable on several hosts are not written yet: save() it whole")
 
     def note_use(self, keys: Keys, uses: Keys) -> None:
         """Does nothing: no key is evicted."""
