@@ -84,6 +84,11 @@ class KeyedRows:
         self._unpinned()
         return out
 
+    def apply_to_copies(self, loop: int, rows: Keys, delta: npt.NDArray[Any]) -> None:
+        """As `apply`, to copies of rows that other hosts have, which do not count as changed."""
+        self._run(calls.apply_to_copies, rows, delta.ctypes.data, before=(loop,))
+        self._unpinned()
+
     def overwrite(self, keys: Keys, rows: Bytes) -> None:
         """Gives each key these bytes, values and state; nobody else may use the table meanwhile."""
         places = self.enter(keys)

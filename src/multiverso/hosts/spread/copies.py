@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from multiverso.shards.keyed_rows import Bytes, KeyedRows, Keys
 
-_LOOK_SECONDS = 0.02
+_LOOK_SECONDS = 0.1
 _ROOM = 0.9  # of the most copies: how many are left when some have to go
 
 
@@ -47,7 +47,7 @@ class Copies:
     def land(self, keys: Keys, values: Bytes) -> None:
         """Takes in the homes' values of copies that there are."""
         places = self.rows.find(keys)
-        self.rows.apply(self._land, places, values)
+        self.rows.apply_to_copies(self._land, places, values)
         self._heard[places[places >= 0]] = time.monotonic()
 
     def enter(self, keys: Keys, values: Bytes) -> None:
@@ -57,13 +57,19 @@ class Copies:
             OutOfMemoryError: there is no room for another.
         """
         places = self.rows.enter_copies(keys, values)
-        self.rows.apply(self._land, places, values)
+        self.rows.apply_to_copies(self._land, places, values)
         known = self._keys.size
         if (more := int(places.max(initial=-1)) + 1 - known) > 0:
             more = max(more, known)
             self._keys = np.concatenate([self._keys, np.zeros(more, np.int64)])
             self._heard = np.concatenate([self._heard, np.zeros(more)])
         self._keys[places], self._heard[places] = keys, time.monotonic()
+
+    def are_missing(self, keys: Keys) -> npt.NDArray[np.bool_]:
+        """Returns which keys have no copy."""
+        places = self.rows.find(keys)
+        self.rows.release()
+        return places < 0
 
     # -- what they have not been sent ------------------------------------------------------------------------
 
@@ -88,7 +94,7 @@ class Copies:
 
     def _taken(self, keys: Keys, places: Keys) -> tuple[Keys, Bytes]:
         deltas = np.zeros((keys.size, self.rows.size), np.uint8)
-        self.rows.apply(self._take, places, deltas)
+        self.rows.apply_to_copies(self._take, places, deltas)
         some = deltas.any(axis=1)
         return (keys, deltas) if some.all() else (keys[some], deltas[some])
 

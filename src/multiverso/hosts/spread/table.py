@@ -24,9 +24,12 @@ from multiverso.shards.keyed_rows import Bytes, KeyedRows, Keys
 _FRAME_BYTES = 1 << 20
 _FRAME_ROWS = 8192
 _RETRY_SECONDS = 1.0
+# so long adds to a copy wait for others, and where nothing is asked of the home, with which they could go
+_TOGETHER_SECONDS, _PUSH_SECONDS = 0.003, 0.01
 _OF_KEYS = (desk.REMOVE, desk.CONTAINS, desk.READ, desk.OVERWRITE)
 _OF_ALL = (desk.COUNT_KEYS, desk.LIST)
 _WITH_VALUES = (desk.FETCH, desk.REMOVE, desk.OVERWRITE)  # what it answers is what copies become
+_NOTHING = Frame(desk.FETCH | ANSWER, 0, 0)
 Done = Callable[[int, int, Frame | None], None]
 """How a question ended: a code of ``layout/desk.py``, the host that it is about, and the answer of the last home."""
 
@@ -55,6 +58,7 @@ class Part:
     Attributes:
         places: of its keys among the question's.
         after: how many batches of changed keys go before it.
+        waited: it came while another question was under way, which may have brought what it asks for.
     """
 
     asking: Asking
@@ -64,6 +68,7 @@ class Part:
     rows: Bytes = field(default_factory=lambda: NO_BYTES)
     argument: int = 0
     after: int = 0
+    waited: bool = False
 
 
 @dataclass(eq=False)
@@ -77,6 +82,7 @@ class Way:
         pushes: what copies that have gone had been added.
         under_way: the question without an answer, and the parts that it asks.
         not_before: the time of the next question, after one that the home had no memory for.
+        pushed_at: when that to which copies have been added was sent last.
         again: what that fetches is to be fetched again: all copies have gone meanwhile.
         lost: whether its host is.
     """
@@ -89,6 +95,7 @@ class Way:
     under_way: tuple[Frame, list[Part]] | None = None
     number: int = 0
     not_before: float = 0.0
+    pushed_at: float = 0.0
     again: bool = False
     lost: bool = False
 
@@ -166,7 +173,8 @@ class SpreadTable:
                 mine = rows[places] if rows.size else NO_BYTES
                 way = self.ways[home]
                 after = way.begun + len(way.changed) if kind in _OF_ALL else 0
-                way.parts.append(Part(asking, kind, keys[places], places, mine, argument, after))
+                waited = way.under_way is not None or bool(way.parts)
+                way.parts.append(Part(asking, kind, keys[places], places, mine, argument, after, waited))
         for home in hosts:
             self._end_if_lost(self.ways[home])
             self.pump(self.ways[home])
@@ -174,13 +182,20 @@ class SpreadTable:
 
     # -- what goes to other homes ----------------------------------------------------------------------------
 
-    def look(self, always: bool) -> bool:
-        """Looks for copies that workers have added to, and for those that should go; returns whether there are any."""
+    def look(self, always: bool, now: bool = False) -> bool:
+        """Looks for copies that workers have added to, and for those that should go; returns whether there are any.
+
+        Args:
+            always: also where no add has ended since the last look.
+            now: what they have been added is sent at once.
+        """
         self._sort_out(self.copies.changed(always))
         if not self.copies.leaving.size and (unwanted := self._unwanted()).size:
             self.copies.begin_leaving(unwanted)
         self.take_left()
         for way in self.ways.values():
+            if now:
+                way.pushed_at = 0.0
             self.pump(way)
         return not self.is_settled
 
@@ -251,12 +266,17 @@ class SpreadTable:
 
     def _push_of(self, way: Way) -> tuple[Keys, Bytes]:
         """Returns what the next question brings along."""
+        now = time.monotonic()
         while way.pushes:
             keys, deltas = way.pushes.popleft()
             if keys.size > self._most:
                 way.pushes.appendleft((keys[self._most :], deltas[self._most :]))
             if keys.size:
                 return keys[: self._most], deltas[: self._most]
+        waits = _TOGETHER_SECONDS if way.parts else _PUSH_SECONDS
+        if now < way.pushed_at + waits and not (way.parts and way.parts[0].after > way.begun):
+            return NO_KEYS, NO_BYTES
+        way.pushed_at = now
         while way.changed:
             taken = self.copies.take(way.changed.popleft())
             way.begun += 1
@@ -278,13 +298,22 @@ class SpreadTable:
         size = 0
         while way.parts and way.parts[0].kind == desk.FETCH:
             part = way.parts[0]
+            if part.waited and self._is_here(part):
+                self._end_part(way.parts.popleft(), _NOTHING)
+                continue
             if found and size + part.keys.size > self._most:
                 break
             if found and leaving.size and np.isin(part.keys, leaving).any():
                 break
             found.append(way.parts.popleft())
             size += part.keys.size
-        return found
+        return found or self._next_parts(way)
+
+    def _is_here(self, part: Part) -> bool:
+        """Leaves out of what is to be fetched what has come meanwhile; returns whether that is all."""
+        part.keys = part.keys[self.copies.are_missing(part.keys)]
+        part.waited = False
+        return not part.keys.size
 
     def _say(self, way: Way, frame: Frame, parts: list[Part]) -> None:
         way.number += 1

@@ -156,12 +156,23 @@ def read_whole(control: Address, base: Address, me: Int, rows: Words, out: Addre
 @kernel
 def add(control: Address, base: Address, updater: Address, me: Int, rows: Words, delta: Address, progress: Int) -> Int:
     """Gives a delta for each row to the updater, one after another: ``(done << 16) | code``."""
-    code = add_to_rows(control, base, updater, me, rows, delta, progress)
+    code = add_to_rows(control, base, updater, me, rows, delta, 1, progress)
     if code == 0:
         line = base + LINES + LINE_BYTES * me
         unpin(line)
         count_up(line, at.ADDS, 1)
         count_up(line, at.ROWS_ADDED, rows.size)
+    return code
+
+
+@kernel
+def apply_to_copies(
+    control: Address, base: Address, loop: Address, me: Int, rows: Words, delta: Address, progress: Int
+) -> Int:
+    """As `add`, by the node, to copies of rows that other hosts have: none of them counts as changed here."""
+    code = add_to_rows(control, base, loop, me, rows, delta, 0, progress)
+    if code == 0:
+        unpin(base + LINES + LINE_BYTES * me)
     return code
 
 

@@ -95,8 +95,8 @@ def begin_row(base, row, key):
 
 @inner
 def stamp(base, row):
-    """Notes that a row changes in this generation; under the word of the row, or of its key's segment."""
-    generation = load_acquire64(base + at.GENERATION)
+    """Notes that a row, not a new copy, changes in this generation; under the word of the row, or its key's segment."""
+    generation = load_acquire64(base + at.GENERATION) if load_acquire64(base + at.GIVEN) == 0 else 0
     place = base + load_acquire64(base + at.STAMPS) + 4 * row
     if load32(place) != generation:
         store_int32(place, generation)  # no locked instruction: a reader of it has met that word since

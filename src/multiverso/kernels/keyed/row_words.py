@@ -120,8 +120,11 @@ def _send_for(values, words, stamps, shift, size, row):
 
 
 @inner
-def add_to_rows(control, base, updater, me, rows, delta, progress):
-    """Gives ``delta``, row by row, to the updater; rows numbered below 0 are left out. ``(done << 16) | code``."""
+def add_to_rows(control, base, updater, me, rows, delta, stamped, progress):
+    """Gives ``delta``, row by row, to the updater; rows numbered below 0 are left out. ``(done << 16) | code``.
+
+    ``stamped``: whether that is a change of the rows, for whoever looks for those.
+    """
     columns, size = load_acquire64(base + at.COLUMNS), load_acquire64(base + at.ROW_BYTES)
     wanted = columns * load_acquire64(base + at.ITEMSIZE)
     values, words = base + load_acquire64(base + at.ROWS), base + load_acquire64(base + at.ROW_WORDS)
@@ -147,7 +150,7 @@ def add_to_rows(control, base, updater, me, rows, delta, progress):
         fence_release()  # readers must not see what is written before the word
         place = values + row * size
         generation = load_acquire64(base + at.GENERATION)  # under the word: see `pass_through` in keyed_snapshots
-        if load32(stamps + 4 * row) != generation:
+        if stamped and load32(stamps + 4 * row) != generation:
             store_int32(stamps + 4 * row, generation)
         move(undo + at.COPY, place, size)
         store_release64(undo + at.UNDO_ROW, row + 1)

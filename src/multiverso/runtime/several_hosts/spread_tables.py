@@ -40,7 +40,7 @@ from multiverso.updaters import BY_NAME
 from multiverso.updaters.cached import copy_loops
 from multiverso.wire.requests import Spread
 
-_SOON_SECONDS, _LATER_SECONDS = 0.001, 0.02
+_SOON_SECONDS, _LATER_SECONDS = 0.002, 0.02
 _BUSY_SECONDS = 0.2  # so long after the last change it looks soon
 _ALWAYS_SECONDS = 0.5  # between looks also where no add has ended
 _SETTLE_SECONDS = 0.001
@@ -116,7 +116,8 @@ class SpreadTables:
                 for thread in self._threads:
                     thread.start()
             for host, message in self._early.pop(number, []):
-                self._receive(host, message)
+                if (answer := self._receive(host, message)) is not None:
+                    self._messages.send(host, *answer.parts())
         bump_and_wake(self._bell.address)  # what was asked before is seen now
 
     def _open(self, request: Spread) -> _Open:
@@ -219,27 +220,31 @@ class SpreadTables:
     # -- messages of other nodes -----------------------------------------------------------------------------
 
     def _arrived(self, host: int, message: memoryview) -> None:
+        answer = None
         with self._lock:
             if not self._closing.is_set():
                 number = table_in(message)
                 if number not in self._tables and question_in(message):
                     self._early.setdefault(number, []).append((host, bytes(message)))
                 else:
-                    self._receive(host, message)
+                    answer = self._receive(host, message)
+        if answer is not None:  # not under the lock, which others wait for
+            self._messages.send(host, *answer.parts())
         self._messages.free(message)
 
-    def _receive(self, host: int, message: Body) -> None:
+    def _receive(self, host: int, message: Body) -> Frame | None:
+        """Takes in an answer; returns that to a question."""
         found = self._tables.get(table_in(message))
         if found is None:
-            return
+            return None
         table = found.table
         frame = Frame.of(memoryview(message), table.own.size)
         if question_in(message):
-            self._messages.send(host, *table.serve(frame).parts())
-        else:
-            table.answered(host, frame)
-            self._show_trouble(found)
-            self._answered.notify_all()
+            return table.serve(frame)
+        table.answered(host, frame)
+        self._show_trouble(found)
+        self._answered.notify_all()
+        return None
 
     def lost(self, host: int) -> None:
         """A host is lost, and the rows that live there."""
@@ -265,7 +270,7 @@ class SpreadTables:
         Raises:
             WaitTimeoutError: they have not in time.
         """
-        self._until(deadline, lambda table: not table.look(True), "give rows to their homes")
+        self._until(deadline, lambda table: not table.look(True, True), "give rows to their homes")
 
     def drop(self, deadline: Deadline) -> None:
         """Waits until this host has no copies any more, so that whatever is read next is what the homes have then.
@@ -273,7 +278,9 @@ class SpreadTables:
         Raises:
             WaitTimeoutError: a worker is in the middle of a change for too long.
         """
-        self._until(deadline, lambda table: table.leave_all() and not table.look(True), "renew its copies of rows")
+        self._until(
+            deadline, lambda table: table.leave_all() and not table.look(True, True), "renew its copies of rows"
+        )
 
     def _until(self, deadline: Deadline, is_so: Callable[[SpreadTable], bool], what: str) -> None:
         with self._lock:
