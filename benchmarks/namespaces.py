@@ -72,12 +72,17 @@ def enter(name: str) -> None:
             raise OSError(ctypes.get_errno(), f"cannot enter the namespace {name}")
 
 
-def own_loopback(control: str) -> None:
-    """This process and those that it starts have a loopback device of their own from here on; needs root."""
+def own_loopback(control: str | None = None) -> None:
+    """This process and those that it starts have a loopback device of their own from here on; needs root.
+
+    Args:
+        control: how TCP there decides how much it sends; by default as in any new network of this machine.
+    """
     if ctypes.CDLL(None, use_errno=True).unshare(_NEW_NETWORK):
         raise OSError(ctypes.get_errno(), "cannot make a network namespace")
     ip("link", "set", "lo", "up")
-    _CONTROL.write_text(control)
+    if control is not None:
+        _CONTROL.write_text(control)
 
 
 def congestion_control() -> str:

@@ -132,7 +132,7 @@ def limit(rate: str) -> None:
     """What passes between the hosts has a network of its own from here on."""
     from namespaces import own_loopback
 
-    own_loopback("cubic")
+    own_loopback()
     command = ["tc", "qdisc", "add", "dev", "lo", "root", "tbf", "rate", rate, "burst", "512k", "latency", "50ms"]
     subprocess.run(command, check=True)
 

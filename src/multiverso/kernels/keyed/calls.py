@@ -57,12 +57,15 @@ def find_either(
     Args:
         own, copies: the table of those that live here, and of copies of the others.
         is_here: of each group of keys.
-        rows: (2 n): first the rows of those that live here, then of copies; ELSEWHERE: the other table's.
+        rows: (2 n + 3): first the rows of those that live here, then of copies; ELSEWHERE: the other table's. Behind
+            them zeros at first, which become: how many keys live elsewhere, of how many of those there is no copy, and
+            how many live here without a row.
     """
     owner = owner_of(own, me)
     pin(own, keyed_line(own, owner))
     pin(copies, keyed_line(copies, owner))
     n = keys.size
+    away, no_copy, no_row = 2 * n, 2 * n + 1, 2 * n + 2
     for k in range(progress, n):
         if k + _AHEAD < n:
             later = int(keys[k + _AHEAD])
@@ -75,6 +78,8 @@ def find_either(
             return (k << 16) | -row
         rows[k] = row if here else ELSEWHERE
         rows[n + k] = ELSEWHERE if here else row
+        rows[no_row if here else no_copy] += row == ABSENT
+        rows[away] += not here
     return 0
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -70,6 +70,22 @@ class OwnCalls(KeyedCalls):
         call.rows[:] = rows
 
 
+class Found(NamedTuple):
+    """Where the rows of a call's keys are.
+
+    Attributes:
+        here, copies: the rows of each key, ELSEWHERE in one of them.
+        away: how many live on other hosts.
+        no_copy, no_row: of how many of those there is no copy, and how many live here and have no row.
+    """
+
+    here: Keys
+    copies: Keys
+    away: int
+    no_copy: int
+    no_row: int
+
+
 class CopyCalls(KeyedCalls):
     """What this worker does with copies of rows that live elsewhere: a key that has none is fetched.
 
@@ -116,11 +132,14 @@ class CopyCalls(KeyedCalls):
         self.own.finish(call.here, deadline)
         call.removed[here], call.removed[~here] = call.here.removed, call.there.removed
 
-    def find_either(self, keys: Keys, deadline: Deadline | None) -> tuple[Keys, Keys]:
-        """Returns the rows of those keys that live here, and of the copies of the others; they are pinned."""
-        rows = np.empty(2 * keys.size, np.int64)
+    def find_either(self, keys: Keys, deadline: Deadline | None) -> Found:
+        """Returns the rows of keys, here and copied; they are pinned."""
+        n = keys.size
+        rows = np.empty(2 * n + 3, np.int64)
+        rows[2 * n :] = 0
         self.own.run(kernels.find_either, (self._here_words, keys, rows), deadline, self.address)
-        return rows[: keys.size], rows[keys.size :]
+        away, no_copy, no_row = rows[2 * n :].tolist()
+        return Found(rows[:n], rows[n : 2 * n], away, no_copy, no_row)
 
     def release(self) -> None:
         """See `KeyedCalls.release`; of both."""
@@ -129,12 +148,12 @@ class CopyCalls(KeyedCalls):
 
     def _find_all(self, call: Adding, here: Adding, deadline: Deadline | None) -> None:
         """Finds the rows of an add to keys that all have one on this host, as most do, in one pass."""
-        own, copies = self.find_either(call.keys, deadline)
-        if (own == ABSENT).any() or (copies == ABSENT).any():
+        found = self.find_either(call.keys, deadline)
+        if found.no_copy or found.no_row:
             self.release()
             return
         self.desk.raise_if_in_trouble()
-        here.rows[:], call.rows[:] = own, copies
+        here.rows[:], call.rows[:] = found.here, found.copies
 
     def _admit(self, call: Adding, deadline: Deadline | None) -> None:
         if not done(call.rows) < call.keys.size:
@@ -189,15 +208,15 @@ class SpreadCalls:
         copies = self.copies
         try:
             while True:
-                here, there = copies.find_either(keys, deadline)
-                missing = there == ABSENT
-                if not missing.any():
+                found = copies.find_either(keys, deadline)
+                if not found.no_copy:
                     break
                 copies.release()  # the node may have to let copies go first
                 deadline = deadline or self._session.start_deadline()
-                self.desk.fetch(np.unique(keys[missing]), deadline)
-            self.own.run(kernels.read, (keys, here, out), deadline)
-            copies.run(kernels.read_whole, (there, out, self._size), deadline)
+                self.desk.fetch(np.unique(keys[found.copies == ABSENT]), deadline)
+            self.own.run(kernels.read, (keys, found.here, out), deadline)
+            if found.away:
+                copies.run(kernels.read_whole, (found.copies, out, self._size), deadline)
         finally:
             copies.release()
 
