@@ -18,7 +18,14 @@ from core_support import in_threads, let_die, wait_for
 from rehearsing import Rehearsal, rehearsal
 
 import multiverso as mv
-from multiverso.errors import MultiversoError, NodeLostError, StartupError, WaitTimeoutError
+from multiverso.errors import (
+    MultiversoError,
+    NodeLostError,
+    NotInThisJobError,
+    StartupError,
+    WaitTimeoutError,
+    WorkerLostError,
+)
 from multiverso.hosts.control.connections import credentials_of, say_absent
 from multiverso.hosts.control.coordinator import Coordinator
 from multiverso.hosts.control.messages import (
@@ -125,6 +132,25 @@ def test_hosts_that_are_lost_one_after_another_come_again(mode: str) -> None:
             in_threads([lambda t=t: t.add(np.ones(3)) for t in late])
             all_do(sessions, lambda session: session.barrier())
             assert [table.get().tolist() for table in late] == [[3.0] * 3] * 3, "and tables are made with them"
+            all_do(sessions, lambda session: session.shutdown())
+
+
+def test_a_host_that_came_again_has_no_keyed_table_whose_rows_it_lost() -> None:
+    with rehearsal(1, 1, on_lost="continue") as job:
+        sessions = dict(enumerate(in_threads([lambda i=i: job.session(i) for i in range(2)])))
+        table, _ = all_do(sessions, lambda session: mv.KeyedTable(2, name="rows", session=session))
+        keys = np.arange(100)
+        table.add(np.ones((100, 2)), keys)
+        all_do(sessions, lambda session: session.barrier())
+        lose(job, 1, sessions)
+        with anew(job, 1):
+            sessions[1] = job.session(1)
+            for name in ("rows", "others"):
+                with pytest.raises(NotInThisJobError, match=r"started again in place of one that was lost, .* rows"):
+                    mv.KeyedTable(2, name=name, session=sessions[1])
+            with pytest.raises(WorkerLostError, match="rows of the keyed table"):
+                table.get(keys)
+            assert mv.ArrayTableHandler(2, name="array", session=sessions[1]).size == 2  # arrays are copied
             all_do(sessions, lambda session: session.shutdown())
 
 

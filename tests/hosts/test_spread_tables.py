@@ -345,6 +345,36 @@ def test_a_worker_that_is_killed_in_an_add_loses_nothing_of_the_others() -> None
     assert results == [None] * 3
 
 
+def test_each_host_evicts_of_the_rows_that_live_there() -> None:
+    def work(session: Session) -> Any:
+        table = mv.KeyedTable(2, dtype="int64", eviction=mv.Eviction(most_keys=300, idle_ticks=3), session=session)
+        for step in range(3):
+            table.add(np.full((1000, 2), 1), KEYS + step)  # 3,000 keys
+        session.barrier()
+        evicted = table.evict()
+        session.barrier()
+        kept = len(table)
+        session.barrier()
+        values = table.get(KEYS)
+        session.barrier()
+        for _ in range(3):  # those that are used stay
+            evicted += table.tick(seconds=10)
+            table.add(np.full((100, 2), 1), KEYS[:100])
+            session.barrier()
+        evicted += table.evict()
+        session.barrier()
+        return evicted, kept, len(table), np.unique(values).tolist(), table.contains(KEYS[:100]).all()
+
+    with rehearsal(1, 1) as job:
+        results = job.run(work)
+    assert sum(evicted for evicted, *_ in results) > 0  # beside what adds have evicted
+    for _, kept, left, values, used_are_there in results:
+        assert 200 <= kept <= 300
+        assert left <= 300
+        assert used_are_there
+        assert set(values) <= {0, 1, 2}
+
+
 # -- files -----------------------------------------------------------------------------------------------------------
 
 
@@ -416,7 +446,7 @@ def test_each_host_writes_its_part_and_any_number_of_hosts_loads_them(tmp_path: 
 def test_what_does_not_work_over_hosts_is_refused_in_a_sentence() -> None:
     def work(session: Session) -> Any:
         own = mv.updaters.Updater("halved", _halved)
-        options: list[dict[str, Any]] = [{"updater": own}, {"eviction": mv.Eviction(most_keys=5)}]
+        options: list[dict[str, Any]] = [{"updater": own}]
         for option in options:
             error = outcome(lambda option=option: mv.KeyedTable(2, session=session, **option))
             assert type(error) is NotInThisJobError

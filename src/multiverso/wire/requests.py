@@ -197,7 +197,7 @@ class Combine(_Request):
 
 
 class Spread(_Request):
-    """A keyed table whose rows live on all hosts is in this host's memory. Idempotent; no answer.
+    """A keyed table whose rows live on all hosts is in this host's memory. Idempotent.
 
     ``rows``, ``copies``, ``desks`` and ``bell`` are the numbers of its memory: rows that live here, copies of others,
     where workers ask for rows, and the word by which they say so. ``spec`` is the table as all hosts have to mean it.

@@ -12,7 +12,7 @@ from multiverso.runtime.session.node_link import NodeLink
 from multiverso.runtime.session.patience import Patience
 from multiverso.runtime.session.view import SessionView
 from multiverso.wire.messages import Message
-from multiverso.wire.requests import AllGather, Arrived, Ask, Gather, Notify, Request
+from multiverso.wire.requests import AllGather, Arrived, Ask, Gather, Notify, Request, Spread
 
 
 class NodeClient:
@@ -99,6 +99,21 @@ class NodeClient:
         if "error" in answer:
             raise MultiversoError(f"{what}: {answer['error']}")
         return answer
+
+    def open_rows(self, table: Spread, what: str) -> None:
+        """Tells this host's node of a table whose rows live on all hosts.
+
+        Raises:
+            NotInThisJobError: there can be none here.
+        """
+        with self._lock:
+            waited_for = f"this host's node to open the {what}"
+            patience = Patience(self._session, self._session.start_deadline(), waited_for, self._link)
+            try:
+                self._link.ask(table, patience.deadline.at, waited_for, patience.raise_if_over)
+            except BaseException:
+                self._link.give_up()
+                raise
 
     def say_to_hosts(self, saying: Message) -> None:
         """Sends the first host's node a message without an answer, see ``multiverso.hosts.control.answers``."""

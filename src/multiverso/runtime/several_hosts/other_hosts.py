@@ -230,6 +230,7 @@ class OtherHosts(Hosts):
                 self.reductions.contribute(connection.attached_id, request)
             case asked.Spread():
                 self.rows.open(request)
+                connection.reply(request.id, {})
 
     def replaced(self, worker_id: int) -> None:
         """See `Hosts.replaced`."""

@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from multiverso.compiling.on_demand import compile_update
 from multiverso.deadline import Deadline
-from multiverso.errors import MultiversoError, StartupError, WaitTimeoutError
+from multiverso.errors import MultiversoError, NotInThisJobError, StartupError, WaitTimeoutError
 from multiverso.hosts.peer.frames import Body
 from multiverso.hosts.peer.messages import Messages
 from multiverso.hosts.peer.peers import Peers
@@ -97,8 +97,14 @@ class SpreadTables:
         """A worker of this host has a table.
 
         Raises:
+            NotInThisJobError: this host has taken a lost one's place, whose rows nobody has.
             StartupError: it has no such memory, or names an updater that there is none of.
         """
+        if self._roster.times_replaced:
+            raise NotInThisJobError(
+                f"{self._roster.names[self._roster.host]} was started again in place of one that was lost, and with it "
+                "the rows of keyed tables that lived there: load what was saved last in a new job (--max-restarts)"
+            )
         with self._lock:
             if request.desks in self._opened:
                 return

@@ -148,7 +148,8 @@ class KeyedContents(HeldKeyedTable):
         found = list((passes or self._passes).rows_since(since, size))
         keys, values, rows = (np.concatenate(part) for part in zip(*found, strict=True))
         order = np.argsort(keys, kind="stable")
-        uses = values[order] & ~NO_ROW if self._spec.keeps_use else None
+        knows_use = self._spec.keeps_use and (passes is not None or isinstance(self._passes, KeyedPasses))
+        uses = values[order] & ~NO_ROW if knows_use else None
         return Content(keys[order], rows[order], uses, ticks=self.ticks)
 
     def _read(self, path: str | os.PathLike[str]) -> tuple[Keys, Iterable[Content]]:

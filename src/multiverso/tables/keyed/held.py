@@ -53,6 +53,9 @@ class HeldKeyedTable(Table[KeyedSpec]):
                 "call init() without sync=, use a MatrixTableHandler, or start all workers on one host",
             )
         spec = replace(spec, in_rounds=mode.in_rounds)
+        if session.hosts:
+            spec = spec.part_of(len(session.hosts))
+        self._most_keys = (spec.eviction.most_keys if spec.eviction else None) or 0
         super().__init__(session, spec, updater)
         self._closed = False
         handles = session.handles

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -135,6 +135,12 @@ class KeyedSpec:
         return cls(
             dim, dtype, kind, float(scale), int(seed), updater.name, hyper, states, name, int(admission), eviction
         )
+
+    def part_of(self, hosts: int) -> KeyedSpec:
+        """Returns what each of several hosts has of it: all, and as many keys as are its part of the most."""
+        if self.eviction is None or self.eviction.most_keys is None:
+            return self
+        return replace(self, eviction=replace(self.eviction, most_keys=-(-self.eviction.most_keys // hosts)))
 
     def as_message(self) -> dict[str, Any]:
         """Returns it as JSON can carry it."""

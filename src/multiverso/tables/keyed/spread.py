@@ -294,8 +294,20 @@ class SpreadCalls:
         return found
 
     def tick(self, call: Call, seconds: float | None) -> int:
-        """See `KeyedCalls.tick`; time without eviction."""
+        """See `KeyedCalls.tick`; of this host, as are the next three."""
         return self.own.tick(call, seconds)
+
+    def evict(self, call: Call, seconds: float | None) -> int:
+        """See `KeyedCalls.evict`."""
+        return self.own.evict(call, seconds)
+
+    def evict_excess(self, seconds: float) -> None:
+        """See `KeyedCalls.evict_excess`."""
+        self.own.evict_excess(seconds)
+
+    def excess(self) -> int:
+        """See `KeyedCalls.excess`."""
+        return self.own.excess()
 
     def settle(self, deadline: Deadline | None) -> None:
         """See `KeyedCalls.settle`."""
@@ -344,7 +356,7 @@ class SpreadPasses:
             yield there, np.zeros_like(there), np.ascontiguousarray(rows[:, :size])
 
     def note_use(self, keys: Keys, uses: Keys) -> None:
-        """Does nothing: no key is evicted."""
+        """Does nothing: rows that are loaded count as used just now."""
 
 
 def open_spread(
@@ -367,12 +379,16 @@ def open_spread(
             f"a KeyedTable on several hosts has one of our own updaters ({', '.join(sorted(BY_NAME))}), since nodes "
             f"apply it, too; got {spec.updater!r}"
         )
-    if spec.eviction is not None:
-        raise NotInThisJobError(
-            "a KeyedTable on several hosts keeps its keys: leave out eviction=, and remove(keys) those that are to go"
-        )
     copy_spec = replace(
-        spec, kind="constant", scale=0.0, seed=0, updater="add", hyper=(), states=(State("unsent"),), admission=1
+        spec,
+        kind="constant",
+        scale=0.0,
+        seed=0,
+        updater="add",
+        hyper=(),
+        states=(State("unsent"),),
+        admission=1,
+        eviction=None,
     )
     most = cache_rows or max(1024, _COPIES_BYTES // copy_spec.row_bytes)
     memory = KeyedMemory.of(session, called, spec, on_this_host=True)
@@ -381,22 +397,20 @@ def open_spread(
         f"{memory_name(called)}-desks", layout.BYTES, sparse=True, once=spec.name is None, on_this_host=True
     )
     bell = session.shared_memory(layout.BELL, layout.BELL_BYTES, on_this_host=True)
-    message = {key: value for key, value in spec.as_message().items() if key != "eviction"}
-    session.node.tell(
-        Spread(
-            called=called,
-            spec=message,
-            rows=memory.memory.number,
-            copies=copy_memory.memory.number,
-            desks=desks.number,
-            bell=bell.number,
-            most_copies=most,
-            seconds=_COPY_SECONDS,
-        )
-    )
     whole = sum(spec.widths()) * np.dtype(spec.dtype).itemsize
     if 8 + whole > layout.ROOM:
         raise ValueError(f"a row of a KeyedTable on several hosts has at most {layout.ROOM:,} bytes, with its state")
+    there = Spread(
+        called=called,
+        spec=spec.as_message(),
+        rows=memory.memory.number,
+        copies=copy_memory.memory.number,
+        desks=desks.number,
+        bell=bell.number,
+        most_copies=most,
+        seconds=_COPY_SECONDS,
+    )
+    session.node.open_rows(there, str(spec))
     desk = Desk(session, desks, bell, str(spec), whole, homes_of(range(len(session.hosts))))
     is_here = desk.homes == session.hosts.index(session.control.here)
     own = OwnCalls(session, memory, spec, is_here)

@@ -14,7 +14,6 @@ from multiverso.runtime.session.current import current
 from multiverso.runtime.session.session import Session
 from multiverso.spec.table import check_name, checked_count, checked_dtype
 from multiverso.tables.convert import Array, Out, as_data, as_numpy
-from multiverso.tables.keyed.calls import KeyedCalls
 from multiverso.tables.keyed.contents import KeyedContents
 from multiverso.tables.keyed.keys import Keys, as_keys, summed
 from multiverso.tables.keyed.progress import Adding, Call, Evicting
@@ -62,7 +61,8 @@ class KeyedTable(KeyedContents):
             the updater is plain addition: one call is one step of each row.
         admission: how many adds, one in each call, a key needs before it gets a row, at most 255. The deltas of those
             before are not applied: rare keys cost 16 bytes of the index, and no row.
-        eviction: which keys `tick` and `evict` remove; None: none. Beyond `most_keys` adds do so by themselves.
+        eviction: which keys `tick` and `evict` remove; None: none. Beyond `most_keys` adds do so by themselves. On
+            several hosts each evicts of those that live there, beyond its part of `most_keys`.
         cache_rows: on several hosts: of how many rows that live on other hosts each host keeps copies; at least as many
             as one add names. By default 256 MB of them.
         name: create the table by this name, or attach to it.
@@ -109,7 +109,6 @@ class KeyedTable(KeyedContents):
         )
         self._update = compile_update(rule.apply, asked.dtype)
         self._sums_first = bool(rule.states or rule.hyper or rule.clip or asked.admission > 1)
-        self._most_keys = (eviction.most_keys if eviction else None) or 0
         most = None if cache_rows is None else checked_count(cache_rows, "cache_rows")
         super().__init__(session or current(), asked, rule, most)  # last: it is open then
 
@@ -191,7 +190,7 @@ class KeyedTable(KeyedContents):
         calls = self._calls  # another thread may close the table once this add is done
         try:
             calls.add(this_call, deadline)
-            if self._most_keys and isinstance(calls, KeyedCalls) and calls.excess() > self._most_keys // 16:
+            if self._most_keys and calls.excess() > self._most_keys // 16:
                 calls.evict_excess(_SHORT_SECONDS)
             calls.end(this_call)
         except BaseException:
@@ -253,6 +252,8 @@ class KeyedTable(KeyedContents):
     def tick(self, *, seconds: float = _SHORT_SECONDS) -> int:
         """Advances the table's time by one, and evicts keys for a moment. Call it in one worker: each epoch, say.
 
+        On several hosts each has its time and its keys: call it, and `evict`, in one worker of each host.
+
         Args:
             seconds: as for `evict`.
 
@@ -283,7 +284,6 @@ class KeyedTable(KeyedContents):
         if self._spec.eviction is None:
             raise ValueError(f"{self!r} has no eviction; make it with eviction=Eviction(...), or remove(keys)")
         this_call = Call(Evicting(None))
-        assert isinstance(self._calls, KeyedCalls)  # nothing is evicted over hosts
         evicted = self._calls.evict(this_call, None if seconds is None else _checked_seconds(seconds))
         self._calls.end(this_call)
         return evicted
