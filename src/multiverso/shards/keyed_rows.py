@@ -165,12 +165,16 @@ class KeyedRows:
         return self._array(at.STAMPS, load64(self.base + at.NEXT_ROW) >> 16, 4).view(np.int32).reshape(-1)
 
     def list_keys(self, pattern: int) -> tuple[int, Keys]:
-        """Returns some keys that have a row, from a hash pattern on, and where to continue, -1: these were all."""
+        """Returns some keys, with a row or as candidates for one, and where to continue, -1: these were all.
+
+        Args:
+            pattern: of hashes: where to begin.
+        """
         found = np.array([pattern, 0])
         parts = tuple(np.empty(_LISTED_AT_ONCE, np.int64) for _ in range(3))
         self._run_one(lambda: passes.entries.compiled()(self._control, self.base, self._me, found, *parts))
         keys, _, kinds = (part[: found[1]] for part in parts)
-        return int(found[0]), keys[kinds == passes.KEY]
+        return int(found[0]), keys[kinds != passes.GONE]
 
     def read_whole(self, keys: Keys) -> tuple[Keys, Bytes]:
         """Returns those of the keys that have a row, and their rows with the updater's state."""

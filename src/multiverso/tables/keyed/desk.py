@@ -101,7 +101,7 @@ class Desk:
         self._ask(desk.SET_HYPER, np.array([place, np.float64(value).view(np.int64)]), deadline)
 
     def list_keys(self, host: int, pattern: int, deadline: Deadline) -> tuple[int, Keys]:
-        """Returns some keys that have a row on a host, from a hash pattern on, and where to continue; -1: all came."""
+        """Returns some keys of a host, candidates too, from a hash pattern on, and where to continue; -1: all came."""
         answer = self._ask(desk.LIST, self._room(0), deadline, host << 48 | pattern)
         return answer.number, self._room(answer.found).copy()
 

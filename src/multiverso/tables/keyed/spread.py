@@ -281,7 +281,7 @@ class SpreadCalls:
         self._asked(self.desk.set_hyper, place, value)
 
     def listed(self) -> Iterator[tuple[int, Keys]]:
-        """Yields other hosts and some of the keys that have a row there, each once."""
+        """Yields other hosts and some of the keys there, with a row or as candidates, each once."""
         for host in range(len(self._session.hosts)):
             pattern = -1 if host == self._here else 0
             while pattern >= 0:
