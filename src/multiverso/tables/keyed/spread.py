@@ -49,11 +49,15 @@ class OwnCalls(KeyedCalls):
     Args:
         session, memory, spec: see `KeyedCalls`.
         is_here: whether each group of keys lives on this host.
+
+    Attributes:
+        keeps_use: whether finding a row is not enough: its use is noted, too.
     """
 
     def __init__(self, session: Session, memory: KeyedMemory, spec: KeyedSpec, is_here: npt.NDArray[np.bool_]) -> None:
         super().__init__(session, memory, spec)
         self._is_here = is_here
+        self.keeps_use = spec.keeps_use
 
     def _admit(self, call: Adding, deadline: Deadline | None) -> None:
         if not done(call.rows) < call.keys.size:
@@ -118,7 +122,7 @@ class CopyCalls(KeyedCalls):
 
     def _finish_add(self, call: Adding, deadline: Deadline | None) -> None:
         assert call.here is not None
-        if call.keys.size and call.rows[0] == NOT_YET:
+        if call.keys.size and call.rows[0] == NOT_YET and not self.own.keeps_use:
             self._find_all(call, call.here, deadline)
         self._admit(call, deadline)
         self.own.finish(call.here, deadline)
