@@ -60,9 +60,8 @@ class Desk:
         self._session, self._memory, self._what, self._row_bytes = session, memory, what, row_bytes
         self.homes = homes
         self._most_rows = desk.ROOM // (8 + row_bytes)
-        self._marks: tuple[int, Keys] | None = (
-            None  # where the flags that a question is answered with go, and its number
-        )
+        # the number of a question, and where the flags that it is answered with go
+        self._marks: tuple[int, Keys] | None = None
 
     def fetch(self, keys: Keys, deadline: Deadline) -> None:
         """Waits until this host has copies of the rows of keys, which live elsewhere."""

@@ -118,6 +118,8 @@ class CopyCalls(KeyedCalls):
         """See `KeyedCalls.has_begun`. What only a lost host could finish has not."""
         here = call.here
         begun = here is not None and (here.complete or self.own.is_half_done(here))
+        there = call.there if isinstance(call, Removing) else None
+        begun = begun or (there is not None and 0 < there.keys.size == done(there.removed))
         return begun or super().has_begun(call)
 
     def _finish_add(self, call: Adding, deadline: Deadline | None) -> None:
