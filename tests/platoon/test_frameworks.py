@@ -211,6 +211,13 @@ def test_without_a_worker_and_without_a_rule() -> None:
         rule.register_fn(3)  # type: ignore[arg-type]
     with pytest.raises(AttributeError, match="make_rule"):
         global_dynamics.SGD().register_fn(print)
+    with pytest.raises(PlatoonError, match="fractions, which int32"):
+        global_dynamics.EASGD().make_rule(np.ones(2, np.int32), np.ones(2, np.int32), 0.5)
+    for two, three in ((np.ones(1), np.ones(2)), (np.ones(2), [np.ones(2)] * 2)):  # the first would be broadcast
+        with pytest.raises(PlatoonError, match="number and shape"):
+            global_dynamics.EASGD().make_rule(two, three, 0.5)
+        with pytest.raises(PlatoonError, match="number and shape"):
+            global_dynamics.Downpour().make_rule(two, two, three)
     called = []
     rule.register_fn(lambda: called.append(1))
     rule()

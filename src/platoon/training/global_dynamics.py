@@ -13,6 +13,7 @@ from typing import Any
 from platoon.channel.worker import Worker
 from platoon.ops import current_worker
 from platoon.params import adapt
+from platoon.util import PlatoonError
 
 __all__ = ["SGD", "AverageSGD", "Downpour", "EASGD", "GlobalDynamics", "SumSGD"]
 
@@ -120,9 +121,16 @@ class EASGD(_Made):
             central_particle: the centre, a copy in each worker; equal at the beginning, it stays equal.
             alpha: the strength, a number or a shared variable that holds one; the paper takes 0.9 divided by
                 the number of workers.
+
+        Raises:
+            PlatoonError: the two differ in number or shape, or hold integers.
         """
+        pairs = _side_by_side(local_particle, central_particle)
+        for pair in pairs:
+            for value in pair:
+                if not value.floating:
+                    raise PlatoonError(f"EASGD moves parameters by fractions, which {value.dtype} cannot hold")
         self.alpha = alpha
-        pairs = list(zip(_values(local_particle), _values(central_particle), strict=True))
 
         def together() -> None:
             strength = float(alpha.get_value()) if hasattr(alpha, "get_value") else float(alpha)
@@ -157,9 +165,11 @@ class Downpour(_Made):
             local_particle: this worker's parameters.
             local_acc_updates: what they changed since the last call; becomes zero.
             global_particle: the global parameters, a copy in each worker; equal at the beginning.
+
+        Raises:
+            PlatoonError: the three differ in number or shape.
         """
-        lists = map(_values, (local_particle, local_acc_updates, global_particle))
-        triples = list(zip(*lists, strict=True))
+        triples = _side_by_side(local_particle, local_acc_updates, global_particle)
 
         def together() -> None:
             for local, accumulated, everyone in triples:
@@ -178,6 +188,9 @@ class _Value:
     def __init__(self, parameter: Any) -> None:
         self._tensor = parameter.detach() if hasattr(parameter, "detach") else None
         self._adapted = None if self._tensor is not None else adapt([parameter])[0]
+        known = self._adapted or self._tensor
+        self.shape, self.dtype = tuple(known.shape), known.dtype
+        self.floating = "float" in str(self.dtype)
 
     def __enter__(self) -> Any:
         if self._adapted is None:
@@ -193,3 +206,13 @@ class _Value:
 def _values(parameters: Any) -> list[_Value]:
     several = isinstance(parameters, list | tuple)
     return [_Value(parameter) for parameter in (parameters if several else [parameters])]
+
+
+def _side_by_side(*lists: Any) -> list[tuple[_Value, ...]]:
+    """Returns the first parameters of all lists, then the second, ..., which have to be of one shape."""
+    values = [_values(parameters) for parameters in lists]
+    shapes = [[value.shape for value in several] for several in values]
+    for other in shapes[1:]:
+        if other != shapes[0]:
+            raise PlatoonError(f"these have to be alike in number and shape; got {shapes[0]} and {other}")
+    return list(zip(*values, strict=True))
