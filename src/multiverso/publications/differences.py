@@ -22,7 +22,7 @@ Bytes = npt.NDArray[np.uint8]
 
 
 def difference(old: Bytes, new: Bytes, itemsize: int) -> bytes | None:
-    """Returns what makes ``new`` of ``old``; None where that is hardly smaller than ``new`` itself.
+    """Returns what makes ``new`` of ``old``; None where that is no smaller than ``new`` itself.
 
     Args:
         old, new: bytes of numbers, of one size.
@@ -39,8 +39,8 @@ def difference(old: Bytes, new: Bytes, itemsize: int) -> bytes | None:
     bits = (before[places] ^ after[places]).astype(f"<u{itemsize}").view(np.uint8).reshape(-1, itemsize)
     head = np.array([places.size, far.size], "<u4").tobytes()
     # byte by byte: the upper ones are mostly zero
-    packed = zlib.compress(b"".join((near.tobytes(), far.tobytes(), bits.T.tobytes())), _LEVEL)
-    return head + packed if len(packed) < new.size else None
+    body = head + zlib.compress(b"".join((near.tobytes(), far.tobytes(), bits.T.tobytes())), _LEVEL)
+    return body if len(body) < new.size else None
 
 
 def apply(to: Bytes, body: bytes, itemsize: int) -> None:
