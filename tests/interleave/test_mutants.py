@@ -68,5 +68,5 @@ def test_only_a_schedule_that_takes_no_step_any_more_has_no_end(
 
     monkeypatch.setattr(interleavings.mutants, "LOOK_SECONDS", 0.02)
     monkeypatch.setitem(LAWS, "long", law)
-    mutant = Mutant("long", "multiverso.kernels.waits", tree_of("multiverso.kernels.waits"))
+    mutant = Mutant("long", "multiverso.kernels.waits", lambda: tree_of("multiverso.kernels.waits"))
     assert catches(mutant, Source(MEMORY), "long", 0) is not takes_steps

@@ -40,6 +40,7 @@ class Memory:
 
     def reset(self, scheduler: Scheduler) -> None:
         """Zeroes everything for the next schedule."""
+        self.scheduler.close()
         self.scheduler = scheduler
         self._view[self._kept : self._used] = bytes(self._used - self._kept)
         self.quiet[:] = bytes(len(self.quiet))

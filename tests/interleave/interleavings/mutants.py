@@ -14,8 +14,9 @@ import json
 import signal
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -55,11 +56,15 @@ LOOK_SECONDS = 1  # of processor time: from one step to the next a schedule take
 
 @dataclass(frozen=True)
 class Mutant:
-    """One spoilt line. ``name`` tells which, in words that a change elsewhere in the file does not alter."""
+    """One spoilt line. ``name`` tells which, in words that a change elsewhere in the file does not alter.
+
+    ``tree`` makes the module's syntax tree when it is needed: those of all mutants are 1.7 million objects, which every
+    garbage collection of the process would go through, for a second.
+    """
 
     name: str
     module: str
-    tree: ast.Module
+    tree: Callable[[], ast.Module]
 
 
 class NoEnd(AssertionError):
@@ -81,11 +86,14 @@ def mutants() -> Iterator[Mutant]:
                 used[name] = used.get(name, 0) + 1
                 if used[name] > 1:
                     name += f" ({used[name]})"
-                tree = tree_of(full)
-                target = next(n for n in tree.body if getattr(n, "name", "") == function.name)
-                change(target)
-                yield Mutant(name, full, ast.fix_missing_locations(tree))
+                yield Mutant(name, full, partial(_spoilt, full, function.name, change))
     yield from written()
+
+
+def _spoilt(module: str, function: str, change: Callable[[ast.AST], None]) -> ast.Module:
+    tree = tree_of(module)
+    change(next(node for node in tree.body if getattr(node, "name", "") == function))
+    return ast.fix_missing_locations(tree)
 
 
 def _changes(function: ast.FunctionDef) -> Iterator[tuple[str, Any]]:
@@ -248,7 +256,7 @@ def written() -> Iterator[Mutant]:
         full = f"multiverso.kernels.{module}"
         text = text_of(full)
         assert text.count(now) == 1, f"{module}.py has no longer the one place for the mutant {name!r}"
-        yield Mutant(f"{module}: {name}", full, ast.parse(text.replace(now, then), str(path_of(full))))
+        yield Mutant(f"{module}: {name}", full, partial(ast.parse, text.replace(now, then), str(path_of(full))))
 
 
 def catches(mutant: Mutant, source: Source, law: str, seed: int) -> bool:
@@ -278,7 +286,7 @@ def catches(mutant: Mutant, source: Source, law: str, seed: int) -> bool:
 
 def search(mutant: Mutant, first: tuple[str, int] | None, seeds: range) -> tuple[str, int] | None:
     """Returns a schedule that catches a mutant: the given one, or the first of those with these seeds."""
-    source = Source(MEMORY, {mutant.module: mutant.tree})
+    source = Source(MEMORY, {mutant.module: mutant.tree()})
     if first is not None and first[0] in LAWS and catches(mutant, source, *first):
         return first
     laws = LAWS_OF[mutant.module.removeprefix("multiverso.kernels.")]
