@@ -188,7 +188,7 @@ class _Value:
     def __init__(self, parameter: Any) -> None:
         self._tensor = parameter.detach() if hasattr(parameter, "detach") else None
         self._adapted = None if self._tensor is not None else adapt([parameter])[0]
-        known = self._adapted or self._tensor
+        known: Any = self._adapted if self._tensor is None else self._tensor
         self.shape, self.dtype = tuple(known.shape), known.dtype
         self.floating = "float" in str(self.dtype)
 
