@@ -213,11 +213,12 @@ def test_without_a_worker_and_without_a_rule() -> None:
         global_dynamics.SGD().register_fn(print)
     with pytest.raises(PlatoonError, match="fractions, which int32"):
         global_dynamics.EASGD().make_rule(np.ones(2, np.int32), np.ones(2, np.int32), 0.5)
-    for two, three in ((np.ones(1), np.ones(2)), (np.ones(2), [np.ones(2)] * 2)):  # the first would be broadcast
-        with pytest.raises(PlatoonError, match="number and shape"):
-            global_dynamics.EASGD().make_rule(two, three, 0.5)
-        with pytest.raises(PlatoonError, match="number and shape"):
-            global_dynamics.Downpour().make_rule(two, two, three)
+    one, two, three = (np.ones(n, np.float32) for n in (1, 2, 2))
+    for other, why in ((one, r"0 has .* \(2,\) and \(1,\)"), ([two, three], "1 and 2 parameters")):  # one: broadcast
+        with pytest.raises(PlatoonError, match=why):
+            global_dynamics.EASGD().make_rule(two, other, 0.5)
+        with pytest.raises(PlatoonError, match=why):
+            global_dynamics.Downpour().make_rule(two, three, other)
     called = []
     rule.register_fn(lambda: called.append(1))
     rule()

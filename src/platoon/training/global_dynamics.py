@@ -210,9 +210,13 @@ def _values(parameters: Any) -> list[_Value]:
 
 def _side_by_side(*lists: Any) -> list[tuple[_Value, ...]]:
     """Returns the first parameters of all lists, then the second, ..., which have to be of one shape."""
-    values = [_values(parameters) for parameters in lists]
-    shapes = [[value.shape for value in several] for several in values]
-    for other in shapes[1:]:
-        if other != shapes[0]:
-            raise PlatoonError(f"these have to be alike in number and shape; got {shapes[0]} and {other}")
+    first, *others = values = [_values(parameters) for parameters in lists]
+    for other in others:
+        if len(other) != len(first):
+            raise PlatoonError(f"the lists have to be of one length; got {len(first)} and {len(other)} parameters")
+        for i, (one, two) in enumerate(zip(first, other, strict=True)):
+            if one.shape != two.shape:
+                raise PlatoonError(
+                    f"parameter {i} has to be of one shape in all lists; got {one.shape} and {two.shape}"
+                )
     return list(zip(*values, strict=True))
