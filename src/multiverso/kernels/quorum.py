@@ -143,10 +143,12 @@ def _collect(control, base, me, number, progress):
 
 @inner
 def _fold(control, base, update, me, number, before, decision, like):
-    """Folds a closed round, from the values that COMMITTED named before it; in vain where another one was quicker."""
+    """Folds a closed round, from the values that COMMITTED named before it; in vain where another one was quicker.
+
+    The members may be a later round's then. That harms none: their slots are ready for that round, and to be told that
+    they were in an earlier one changes nothing for them.
+    """
     members = load64(line_of(base, (decision & 0xFF) - 1) + at.PROPOSALS)
-    if load64(base + at.COMMITTED) != before:
-        return  # and these may be the members of another round
     which = 1 - (before & 1) if _is_mine(before, me) else 0
     old, new = place_of(base, before), _buffer_of(base, me, which)
     elements = header_of(base).elements

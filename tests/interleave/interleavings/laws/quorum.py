@@ -209,7 +209,8 @@ def _run(source: Source, plan: Plan, scheduler: Any) -> tuple[int, list[Life]]:
         def look() -> tuple[int, int]:
             live = {life.worker for life in lives if world.control.is_live(life.worker)}
             stopped = {worker for worker in live if world.actors[worker].frozen}
-            came = {worker for worker in stopped if shard.progress().members[worker].staged > shard.committed}
+            members = shard.progress().members  # (without those stopped before they joined)
+            came = {worker for worker in stopped & members.keys() if members[worker].staged > shard.committed}
             # (until it has woken the others they know of it after half a second only)
             came = {worker for worker in came if world.control.worker(worker).wait is not None}
             return len(live), len(live) - len(stopped) + len(came)
