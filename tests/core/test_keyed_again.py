@@ -14,6 +14,7 @@ from multiverso.errors import OutOfMemoryError, WaitTimeoutError
 from multiverso.kernels.stripe_words import owner_word
 from multiverso.layout.keyed import at
 from multiverso.layout.words import ATTACHMENT
+from multiverso.memory.heap import Budget
 from multiverso.memory.words import load64, store64
 from multiverso.runtime import Node, Session
 
@@ -120,8 +121,8 @@ def test_an_add_that_raised_once_it_was_done_is_not_taken_for_the_next_one(monke
 def test_what_cannot_be_done_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
     with rows_apart() as table:
         with monkeypatch.context() as patched:
-            patched.setattr("multiverso.tables.keyed.calls.free_memory", lambda: 0)
-            table._calls._budget = 0
+            patched.setattr("multiverso.memory.heap.free_memory", lambda: 0)
+            table._calls._budget = Budget()
             with pytest.raises(OutOfMemoryError):
                 table.add(np.ones((3, 2048)), [100, 101, 102])
         assert table.contains([100, 101, 102]).tolist() == [False] * 3

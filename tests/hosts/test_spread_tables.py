@@ -18,14 +18,16 @@ from rehearsing import Rehearsal, rehearsal
 
 import multiverso as mv
 from multiverso.compiling.atomics import hash64
-from multiverso.errors import NotInThisJobError, TableMismatchError, WaitTimeoutError, WorkerLostError
+from multiverso.errors import NotInThisJobError, OutOfMemoryError, TableMismatchError, WaitTimeoutError, WorkerLostError
 from multiverso.hosts.peer.frames import ProtocolError
 from multiverso.hosts.spread.frames import ANSWER, Frame, question_in, table_in
 from multiverso.hosts.spread.homes import groups_of, homes_of
+from multiverso.hosts.spread.table import SpreadTable
 from multiverso.kernels.keyed import calls as kernels
 from multiverso.layout import desk
 from multiverso.layout.desk import FETCH
 from multiverso.layout.keyed import GROUP_SHIFT, GROUPS
+from multiverso.memory import heap
 from multiverso.memory.words import load64
 from multiverso.runtime import Session
 from multiverso.updaters import adagrad, momentum
@@ -546,6 +548,67 @@ def test_rows_of_a_lost_host_are_said_to_be_lost_and_the_others_are_there() -> N
         assert isinstance(error, WorkerLostError), error
         assert "host-2 is lost, and with it the rows" in str(error)
         assert error.worker_ids == (2,)
+
+
+def test_a_removal_that_ran_out_of_time_is_finished_by_the_next_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    may_answer, serve = threading.Event(), SpreadTable.serve
+
+    def slow(table: SpreadTable, question: Frame) -> Frame:
+        if question.kind == desk.REMOVE:
+            may_answer.wait(30)
+        return serve(table, question)
+
+    monkeypatch.setattr(SpreadTable, "serve", slow)
+
+    def work(session: Session) -> Any:
+        table = mv.KeyedTable(2, session=session)
+        if session.worker_id == 0:
+            table.add(np.ones((1000, 2)), KEYS)
+        session.barrier()
+        found = None
+        if session.worker_id == 0:
+            error = outcome(lambda: table.remove(KEYS, timeout_seconds=0.3))
+            may_answer.set()
+            found = error, table.get(KEYS).any(), len(table)
+        session.barrier()
+        return found
+
+    with rehearsal(1, 1) as job:
+        error, any_left, number = job.run(work)[0]
+    assert isinstance(error, WaitTimeoutError), error
+    assert (any_left, number) == (False, 0)
+
+
+def test_a_host_without_memory_is_named_at_the_barrier_and_nothing_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    full = threading.Event()
+
+    def work(session: Session) -> Any:
+        table = mv.KeyedTable(2, dtype="int64", session=session)
+        calls: Any = table._calls
+        there = KEYS[calls.desk.homes[groups_of(KEYS)] == 1]
+        session.barrier()
+        errors = []
+        if session.worker_id == 0:
+            full.set()
+            table.add(np.ones((there.size, 2), np.int64), there)
+            errors += [outcome(session.barrier), outcome(session.barrier)]  # the same one, in which the other is, too
+            wait_for(lambda: isinstance(outcome(lambda: table.add(np.ones((1, 2), np.int64), [1])), OutOfMemoryError))
+            full.clear()
+            wait_for(lambda: outcome(session.barrier) is None)
+        else:
+            session.barrier()
+        session.barrier()
+        return errors, table.get(there).tolist(), len(table)
+
+    with monkeypatch.context() as patch, rehearsal(1, 1) as job:
+        free = heap.free_memory
+        patch.setattr(heap, "free_memory", lambda: 0 if full.is_set() else free())
+        (errors, *rows), (_, *others) = job.run(work)
+    assert rows == others
+    assert len(errors) == 2
+    for error in errors:
+        assert isinstance(error, OutOfMemoryError), error
+        assert "host-1 has no memory for more rows" in str(error)
 
 
 # -- what travels ----------------------------------------------------------------------------------------------------

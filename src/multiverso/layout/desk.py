@@ -11,7 +11,7 @@ from multiverso.layout.records import Record
 from multiverso.layout.words import CACHE_LINE, MAX_WORKERS
 
 HEAD = Record(CACHE_LINE)
-TROUBLE = HEAD.int64("trouble")  # the node's words: why adds can no longer reach a host, a code of the below
+TROUBLE = HEAD.int64("trouble")  # the node's words: why adds do not reach a host, a code of the below
 TROUBLE_HOST = HEAD.int64("trouble_host")
 
 LANE = Record(2 * CACHE_LINE)

@@ -21,6 +21,7 @@ from multiverso.memory.system import libc
 
 _F_ADD_SEALS, _SEAL_SHRINK = 1033, 2
 _UNASKED = 32 * 1024 * 1024
+_SPARE = 256 * 1024 * 1024  # left for everything else
 _ADVICE = "use a smaller table or fewer synchronous workers (each has a slot of the table's size)"
 
 
@@ -166,6 +167,25 @@ def create(name: str, size: int) -> int:
         return os.dup(heap.descriptor)
     finally:
         heap.close()
+
+
+class Budget:
+    """Looks what memory is free before sparse memory is used, now and then. One thread at a time may call."""
+
+    def __init__(self) -> None:
+        self._left = 0  # bytes that may be used before it looks again
+
+    def shortage(self, nbytes: int) -> int | None:
+        """Before so many more bytes are used: returns how many are free if these are not, else None."""
+        self._left -= nbytes
+        if self._left >= 0:
+            return None
+        free = free_memory()
+        if free < nbytes + _SPARE:
+            self._left = 0
+            return free
+        self._left = (free - _SPARE) // 16 - nbytes
+        return None
 
 
 def free_memory() -> int:

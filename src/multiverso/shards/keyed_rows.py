@@ -15,6 +15,7 @@ from multiverso.kernels.keyed import calls, passes, removal
 from multiverso.layout import keyed as layout
 from multiverso.layout import words
 from multiverso.layout.keyed import at
+from multiverso.memory.heap import Budget
 from multiverso.memory.segment import Segment
 from multiverso.memory.words import load32, load64, store64
 
@@ -46,6 +47,7 @@ class KeyedRows:
         self.whole = (columns * (1 + states) + row_states) * itemsize
         self._line = self.base + layout.LINES + layout.LINE_BYTES * self._me
         self._held = 0  # what is pinned beyond a call
+        self._budget = Budget()
         store64(self._line + at.ATTACHMENT, load64(control + words.worker_block(self._me) + words.ATTACHMENT))
 
     # -- rows ------------------------------------------------------------------------------------------------
@@ -60,8 +62,11 @@ class KeyedRows:
         """As `find`, but a key without a row gets one, or counts towards it, where it takes ``after`` adds.
 
         Raises:
-            OutOfMemoryError: there is no room; the keys before have their rows.
+            OutOfMemoryError: there is no memory for as many rows, and none was entered; or no room in the table, and
+                the keys before have theirs.
         """
+        if self._budget.shortage(keys.size * load64(self.base + at.ROW_BYTES)) is not None:
+            raise OutOfMemoryError("there is no memory for more rows")
         rows = np.full(keys.size, -1)
         self._run(calls.admit, keys, rows, np.array([0, 0, after]))
         return rows

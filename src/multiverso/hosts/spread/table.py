@@ -84,6 +84,7 @@ class Way:
         not_before: the time of the next question, after one that the home had no memory for.
         pushed_at: when that to which copies have been added was sent last.
         again: what that fetches is to be fetched again: all copies have gone meanwhile.
+        refused: why the home has not taken what copies had been added, which is sent again now and then; 0: it has.
         lost: whether its host is.
     """
 
@@ -97,6 +98,7 @@ class Way:
     not_before: float = 0.0
     pushed_at: float = 0.0
     again: bool = False
+    refused: int = 0
     lost: bool = False
 
     @property
@@ -117,9 +119,6 @@ class SpreadTable:
         updater: address of the table's updater.
         after: how many adds a key needs to get a row.
         send: takes a message for another host.
-
-    Attributes:
-        trouble: why adds no longer reach a host: a code, and which one.
     """
 
     def __init__(
@@ -140,7 +139,6 @@ class SpreadTable:
         self._homes = homes_of(range(hosts))
         self.ways = {other: Way(other) for other in range(hosts) if other != host}
         self._most = max(1, min(_FRAME_ROWS, _FRAME_BYTES // (own.size + 8)))
-        self.trouble: tuple[int, int] | None = None
 
     # -- what workers of this host ask -----------------------------------------------------------------------
 
@@ -231,8 +229,14 @@ class SpreadTable:
 
     @property
     def is_settled(self) -> bool:
-        """Whether the homes have taken in all that copies had been added."""
-        return not self.copies.leaving.size and not any(way.has_adds for way in self.ways.values() if not way.lost)
+        """Whether the homes have taken in all that copies had been added, or cannot."""
+        left = (way.has_adds for way in self.ways.values() if not (way.lost or way.refused))
+        return not self.copies.leaving.size and not any(left)
+
+    @property
+    def trouble(self) -> tuple[int, int]:
+        """Why adds do not reach a host, and which one: a code of ``layout/desk.py``."""
+        return next(((way.refused, way.host) for way in self.ways.values() if way.refused), (desk.DONE_WELL, 0))
 
     def _sort_out(self, keys: Keys) -> None:
         homes = self._homes[groups_of(keys)] if keys.size else ()
@@ -331,12 +335,13 @@ class SpreadTable:
         (question, parts), way.under_way = way.under_way, None
         if answer.kind & FAILED:
             if question.pushed.size:
-                self.trouble = self.trouble or (answer.argument, way.host)
+                way.refused = answer.argument
                 way.pushes.appendleft((question.pushed, question.deltas))
                 way.not_before = time.monotonic() + _RETRY_SECONDS
             self._fail(way, answer.argument, parts)
             return
         pushed = question.pushed.size
+        way.refused = 0 if pushed else way.refused
         if question.kind == desk.FETCH:
             try:
                 self.copies.land(question.pushed, answer.rows[:pushed])
@@ -391,7 +396,7 @@ class SpreadTable:
     def lost(self, host: int) -> None:
         """A host is lost, with the rows that live there."""
         way = self.ways[host]
-        way.lost = True
+        way.lost, way.refused = True, 0
         parts = way.under_way[1] if way.under_way is not None else []
         way.under_way = None
         self._fail(way, desk.HOST_LOST, parts)

@@ -41,6 +41,7 @@ class Barrier:
         Raises:
             WorkerLostError, NodeLostError, DeadlockError, WaitTimeoutError: ``session.resume`` does, by
                 ``Patience.raise_if_hopeless`` (``patience.py``), twice a second while it waits.
+            OutOfMemoryError: ``session.raise_if_unsent`` does.
         """
         target = 0
         try:
@@ -52,6 +53,7 @@ class Barrier:
                 code = arrive()
                 if code:
                     session.resume(code, arrive, deadline, f"barrier {target}")
+                session.raise_if_unsent()
                 self.passed = max(self.passed, target)
         except BaseException:
             self._raised = target or self._raised

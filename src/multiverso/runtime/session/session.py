@@ -119,6 +119,7 @@ class Session(InProcess):
         self.made_by = threading.get_ident()
         self.threads = Threads()
         self.handles = Handles()
+        self.barrier_checks: list[Callable[[], None]] = []
         self.reducers: dict[int, Any] = {}  # by the number of workers that reduce together
         self.reducing = new_lock()
         # what `shutdown` calls while everything still works
@@ -206,6 +207,8 @@ class Session(InProcess):
 
         Raises:
             WorkerLostError, NodeLostError, DeadlockError, WaitTimeoutError: see ``multiverso.errors``.
+            OutOfMemoryError: another host has no memory for rows of a keyed table that workers of this one have added
+                to: all have come to this barrier, and what could not be taken is kept. The same call again looks again.
         """
         self.check_may_wait()
         self._barrier.wait(self, self._lock, self.node.arrive, self.start_deadline(timeout_seconds))
@@ -237,6 +240,11 @@ class Session(InProcess):
         """Like `flush`, for callers that already have a deadline."""
         for handle in self.handles:
             handle._flush_until(deadline)
+
+    def raise_if_unsent(self) -> None:
+        """At a barrier: raises where another host does not take what this one's workers have added."""
+        for check in self.barrier_checks:
+            check()
 
     # -- tables ----------------------------------------------------------------------------------------------
 

@@ -67,3 +67,6 @@ class SessionView(Protocol):
 
     def flush_until(self, deadline: Deadline) -> None:
         """Waits until this worker's pending operations are done."""
+
+    def raise_if_unsent(self) -> None:
+        """At a barrier: raises where another host does not take what this one's workers have added."""

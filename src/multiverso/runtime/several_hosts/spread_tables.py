@@ -56,7 +56,7 @@ class _Open:
     desks: Segment
     asked: npt.NDArray[np.int64]  # the words ASKED of all lanes themselves
     seen: npt.NDArray[np.int64]  # as they were when their questions were taken
-    told: bool = False  # what its trouble is
+    shown: int = desk.DONE_WELL  # of its trouble
 
 
 class SpreadTables:
@@ -262,11 +262,13 @@ class SpreadTables:
             self._answered.notify_all()
 
     def _show_trouble(self, found: _Open) -> None:
-        if found.table.trouble is not None and not found.told:
-            found.told = True
-            code, host = found.table.trouble
+        code, host = found.table.trouble
+        if code != found.shown:
+            found.shown = code
             store64(found.desks.address + desk.TROUBLE_HOST, host)
             store64(found.desks.address + desk.TROUBLE, code)
+            if code != desk.DONE_WELL:
+                log(f"{self._roster.names[host]} does not take what is added to rows that live there: it is kept here")
 
     # -- all that there is -----------------------------------------------------------------------------------
 

@@ -16,7 +16,7 @@ from multiverso.errors import ClosedError, OutOfMemoryError
 from multiverso.kernels.codes import FULL
 from multiverso.kernels.keyed import calls as kernels
 from multiverso.kernels.keyed import removal as removal
-from multiverso.memory.heap import free_memory
+from multiverso.memory.heap import Budget
 from multiverso.runtime.session.session import Session
 from multiverso.tables.convert import Array
 from multiverso.tables.keyed.growth import Growth
@@ -29,7 +29,6 @@ Keys = npt.NDArray[np.int64]
 P = ParamSpec("P")
 T = TypeVar("T")
 _MOST_AT_ONCE = 1 << 16
-_SPARE_BYTES = 256 * 1024 * 1024
 
 
 class _Mine(threading.local):
@@ -60,7 +59,7 @@ class KeyedCalls:
         self._closed: str | None = None  # why nothing is done any more
         self._rows_done = memory.position(session.worker_id)  # of the add that is under way
         self._growth = Growth(memory, spec.row_bytes)
-        self._budget = 0  # bytes that may be used before memory is looked at again
+        self._budget = Budget()
         enter = kernels.enter.compiled()
         arguments = (session.control.address, memory.address, session.worker_id)
         code = enter(*arguments)
@@ -332,17 +331,12 @@ class KeyedCalls:
         self._growth.prepare(keys)
 
     def _check_memory(self, keys: int) -> None:
-        self._budget -= keys * self._memory.bytes_a_key
-        if self._budget >= 0:
-            return
-        free = free_memory()
-        needed = keys * self._memory.bytes_a_key
-        if free < needed + _SPARE_BYTES:
+        free = self._budget.shortage(keys * self._memory.bytes_a_key)
+        if free is not None:
             raise OutOfMemoryError(
                 f"{self._spec!s} has {self._memory.rows_handed_out():,} rows, and only {free / 1e6:,.0f} MB of memory "
                 "are available: no rows can be added to new keys"
             )
-        self._budget = (free - _SPARE_BYTES) // 16 - needed
 
     def release(self) -> None:
         """Ends what pins the rows that were found; under the lock."""

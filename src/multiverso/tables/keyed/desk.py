@@ -91,6 +91,12 @@ class Desk:
             part = slice(low, low + MOST_KEYS)
             self._ask(what, keys[part], deadline, marks=marks[part])
 
+    def is_asking(self, marks: Keys) -> bool:
+        """Whether a call of `flags` has raised after it had asked for these."""
+        if self._marks is None or self._marks[1].base is not marks:
+            return False
+        return bool(load64(self._lane(_WAIT) + desk.ASKED) == self._marks[0])
+
     def count(self, deadline: Deadline) -> int:
         """Returns how many keys have a row on the other hosts."""
         return self._ask(desk.COUNT_KEYS, self._room(0), deadline).number
@@ -123,7 +129,7 @@ class Desk:
             self._ask(desk.OVERWRITE, keys[part], deadline)
 
     def raise_if_in_trouble(self) -> None:
-        """Before an add: raises where a host takes none any more."""
+        """Before an add, and at a barrier: raises while a host takes none."""
         if code := load64(self._memory.address + desk.TROUBLE):
             raise self._error(code, load64(self._memory.address + desk.TROUBLE_HOST))
 
@@ -158,6 +164,7 @@ class Desk:
             self._marks = load64(lane + desk.ASKED) + 1, marks
         self._await(self._put(_WAIT, what, keys, argument), deadline, keys)
         if code := load64(lane + desk.CODE):
+            self._marks = None
             raise self._error(code, load64(lane + desk.RESULT))
         answer = Answer(load64(lane + desk.RESULT), load64(lane + desk.FOUND))
         self._take_marks()

@@ -8,6 +8,7 @@ it asks its node (`desk`).
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -16,7 +17,7 @@ import numpy.typing as npt
 
 from multiverso.compiling.on_demand import compile_update
 from multiverso.deadline import Deadline
-from multiverso.errors import NotInThisJobError
+from multiverso.errors import MultiversoError, NotInThisJobError
 from multiverso.hosts.spread.homes import groups_of, homes_of
 from multiverso.kernels.keyed import calls as kernels
 from multiverso.kernels.keyed.index import ABSENT
@@ -119,7 +120,7 @@ class CopyCalls(KeyedCalls):
         here = call.here
         begun = here is not None and (here.complete or self.own.is_half_done(here))
         there = call.there if isinstance(call, Removing) else None
-        begun = begun or (there is not None and 0 < there.keys.size == done(there.removed))
+        begun = begun or (there is not None and (bool(done(there.removed)) or self.desk.is_asking(there.removed)))
         return begun or super().has_begun(call)
 
     def _finish_add(self, call: Adding, deadline: Deadline | None) -> None:
@@ -134,7 +135,12 @@ class CopyCalls(KeyedCalls):
         here = self._is_here[groups_of(call.keys)]
         if call.here is None or call.there is None:
             call.here, call.there = (Removing.of(call.keys[some]) for some in (here, ~here))
-        self.desk.flags(layout.REMOVE, call.there.keys, call.there.removed, deadline)
+        try:
+            self.desk.flags(layout.REMOVE, call.there.keys, call.there.removed, deadline)
+        except MultiversoError:
+            if not self.desk.is_asking(call.there.removed):
+                call.there = None  # a home has answered that it cannot
+            raise
         self.own.finish(call.here, deadline)
         call.removed[here], call.removed[~here] = call.here.removed, call.there.removed
 
@@ -323,6 +329,8 @@ class SpreadCalls:
         """See `KeyedCalls.close`."""
         self.copies.close(reason)
         self.own.close(reason)
+        with suppress(ValueError):
+            self._session.barrier_checks.remove(self.desk.raise_if_in_trouble)
 
     def _asked(self, ask: Any, *arguments: Any) -> Any:
         with turn(self.copies.lock, self._spec):
@@ -422,4 +430,5 @@ def open_spread(
     own = OwnCalls(session, memory, spec, is_here)
     copies = CopyCalls(session, copy_memory, copy_spec, is_here, own, desk)
     calls = SpreadCalls(session, own, copies, desk, spec, most)
+    session.barrier_checks.append(desk.raise_if_in_trouble)
     return memory, calls, SpreadPasses(KeyedPasses(session, memory, own), calls)
