@@ -7,7 +7,7 @@ forked from this process, asynchronous, with a bound, or synchronous, plain or e
 hosts (for values, for messages, to the coordinator) go through relays that the seed drives: a connection ends after a
 random number of bytes, in the handshake, between frames or in the middle of one; pieces are held up for random times;
 and now and then a node stands still (SIGSTOP). The workers of a job that is not synchronous add whole numbers, and
-after each barrier they compare every number of every table with what was added. Those of a synchronous job add random
+after each barrier they compare every number of every table with what was added, also of one by key, whose rows are removed now and then. Those of a synchronous job add random
 numbers, and keep a checksum of every round's bits: it has to be the same in all workers, and in a second run with other
 faults.
 
@@ -60,6 +60,7 @@ from namespaces import enter, ip
 MODES: dict[str, dict[str, Any]] = {"async": {}, "bounded": {"staleness": 2}, "sync": {"sync": True}}
 MOST_HOSTS, MOST_WORKERS = 3, 6
 SIZE, ROWS, COLUMNS = 30_000, 64, 16
+KEYS = np.arange(600) * 7919 - 12345  # of a table whose rows live on one host each
 STEPS = 12  # from one look to the next
 DEADLINE = 100.0
 END_SECONDS = 20.0
@@ -223,6 +224,8 @@ def sums(plan: Plan, shared: Shared, session: Session) -> None:
     matrix = mv.MatrixTableHandler(ROWS, COLUMNS, dtype="int64", session=session)
     wide = mv.ArrayTableHandler(1000, dtype="float64", session=session)
     part = slice(me * SIZE // number, (me + 1) * SIZE // number)
+    spread = mv.KeyedTable(3, dtype="int64", cache_rows=200, session=session) if plan.mode == "async" else None
+    keyed = np.zeros(KEYS.size, np.int64)
     wanted, own = 0, np.zeros(SIZE, np.float32)
     seen = np.zeros(SIZE, np.float32)
     for look in range(plan.looks):
@@ -234,6 +237,10 @@ def sums(plan: Plan, shared: Shared, session: Session) -> None:
             wide.add(np.full(1000, me + 1.0))
             if plan.mode == "bounded":
                 table.get(out=seen)  # waits for who is too far behind
+            if spread is not None:
+                some = np.random.default_rng((look, step)).integers(0, KEYS.size, 60)  # the same in all workers
+                spread.add(np.full((some.size, 3), me + 1), KEYS[some])
+                np.add.at(keyed, some, number * (number + 1) // 2)
             wanted += number * (1 + step % 3) + 1
             time.sleep(0.002)
         began = time.monotonic_ns()
@@ -245,6 +252,16 @@ def sums(plan: Plan, shared: Shared, session: Session) -> None:
         assert (rows[:number] == done).all(), rows
         assert (rows[-1] == number * done).all(), rows
         assert (wide.snapshot() == done * number * (number + 1) // 2).all()
+        if spread is not None:
+            found = spread.get(KEYS)
+            assert (found == keyed[:, None]).all(), f"{found[(found != keyed[:, None]).any(axis=1)]} by key"
+            assert len(spread) == np.count_nonzero(keyed)
+            session.barrier()
+            some = np.random.default_rng(look).integers(0, KEYS.size, 100)
+            if me == look % number:
+                removed = spread.remove(KEYS[some])
+                assert removed[np.unique(some, return_index=True)[1]].sum() == np.count_nonzero(keyed[np.unique(some)])
+            keyed[some] = 0
         words[BITS] = zlib.crc32(values.tobytes())
         words[LOOKS] = look + 1
         session.barrier()
