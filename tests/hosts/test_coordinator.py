@@ -12,7 +12,7 @@ import pytest
 
 from multiverso.errors import StartupError
 from multiverso.hosts.control import coordinator as decided
-from multiverso.hosts.control.messages import Line, Report, Workers, encoded, order_of, report_of
+from multiverso.hosts.control.messages import Line, Note, Report, Workers, encoded, order_of, report_of
 from multiverso.hosts.peer.frames import ProtocolError
 from multiverso.hosts.roster import Roster, spread
 from multiverso.hosts.values.options import ExchangeOptions
@@ -189,6 +189,20 @@ def test_what_workers_of_many_hosts_do_is_told_to_all_at_once() -> None:
     for host in range(3):
         orders = coordinator.receive(host, {"do": "settled", "barrier": 1})
     assert [do for _, do in words(orders)] == ["workers"] * 3 + ["take"] * 3, "what was before it is known before it"
+
+
+def test_what_a_process_has_done_is_told_though_newer_lines_without_it_follow() -> None:
+    coordinator = begun()
+    note = msgspec.to_builtins(Note("a.py", 1.0, 2, None, {}, {"order:1": {"adds": 3.0}}))
+    with_note = msgspec.to_builtins(Line(0, 1000, at.ALIVE, at.ACTIVE, note=msgspec.convert(note, Note)))
+    for lines in ([with_note], [line(0, barrier=1)], [line(0, barrier=2)]):
+        coordinator.receive(0, {"do": "workers", "workers": lines})
+    (told,) = _plain(coordinator.tell_news())[0][1]["workers"]
+    assert (told[4], note in told) == (2, True)
+    coordinator.receive(0, {"do": "workers", "workers": [with_note]})
+    coordinator.receive(0, {"do": "workers", "workers": [[0, 2000, at.ALIVE, at.ACTIVE]]})  # another process
+    (told,) = _plain(coordinator.tell_news())[0][1]["workers"]
+    assert note not in told
 
 
 def test_other_arguments_of_init_are_refused_where_they_come_second() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import re
 import signal
 import threading
 from collections.abc import Iterator
@@ -31,6 +32,7 @@ from multiverso.memory import heap
 from multiverso.memory.words import load64
 from multiverso.runtime import Session
 from multiverso.updaters import adagrad, momentum
+from multiverso.watching.snapshot import Observer
 
 KEYS = np.arange(1000) * 7919 - 12345
 
@@ -609,6 +611,32 @@ def test_a_host_without_memory_is_named_at_the_barrier_and_nothing_is_lost(monke
     for error in errors:
         assert isinstance(error, OutOfMemoryError), error
         assert "host-1 has no memory for more rows" in str(error)
+
+
+def test_each_node_shows_what_all_workers_do_and_how_often_copies_had_to_be_fetched() -> None:
+    def work(session: Session) -> Any:
+        table = mv.KeyedTable(2, session=session)
+        session.barrier()
+        for _ in range(2 + session.worker_id):
+            table.add(np.ones((1000, 2)), KEYS)
+        there = table.get(KEYS).size // 2 - np.count_nonzero(table._calls._is_here[groups_of(KEYS)])  # type: ignore[union-attr]
+        session.barrier()
+        node = job.nodes[session.worker_id]
+        wait_for(lambda: [line["adds"] for line in node.status()["tables"][0]["workers"].values()] == [2, 3])
+        session.barrier()
+        return there, table.stats(), node.status()
+
+    with rehearsal(1, 1) as job:
+        found = job.run(work)
+    for worker, (there, stats, status) in enumerate(found):
+        (table,) = status["tables"]  # the copies are none
+        (link,) = status["links"]
+        assert table["copies"] == {name: stats[name] for name in ("copies", "copies_used", "copies_fetched")}
+        assert (stats["copies"], stats["copies_used"]) == (0, there * (3 + worker))
+        assert there <= stats["copies_fetched"] <= stats["copies_used"]
+        assert min(link["bytes_sent"], link["bytes_received"]) > 16 * there
+        (seen,) = Observer().see(status).tables
+        assert re.fullmatch(rf"{1000 - there}x2 float32, 0 copies \(\d+\.\d% fetched\)", seen.dimensions)
 
 
 # -- what travels ----------------------------------------------------------------------------------------------------

@@ -195,7 +195,7 @@ def _render_tables(job: Job) -> str:
     for table in job.now.tables:
         row = (
             table.name,
-            f"{'x'.join(map(str, table.shape))} {table.dtype}",
+            table.dimensions,
             table.updater,
             *(f"{number:.0f}" for number in (table.adds, table.gets, table.exchanges)),
             f"{job.per_second('tables', table.id, 'adds', 'gets', 'exchanges'):,.0f}",

@@ -382,9 +382,10 @@ class Fabric:
         found = {}
         for peer in range(self.hosts):
             if peer != self.host:
-                ways = [end.traffic for end in self._ends_of(peer)]
+                ends = self.peers.to(peer)
+                ways = [end.traffic for end in ends]
                 found[peer] = {
-                    "connected": all(end.connected for end in self._ends_of(peer)),
+                    "connected": all(end.connected for end in ends),
                     "connections": max((way.connections for way in ways), default=0),
                     "bytes_sent": sum(way.bytes_sent for way in ways),
                     "bytes_received": sum(way.bytes_received for way in ways),

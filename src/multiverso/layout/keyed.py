@@ -128,6 +128,7 @@ assert all(UNDO.offsets[name.upper()] == offset for name, offset in layout.UNDO.
 assert all(getattr(at, name) - at.TAKEN_OVER == getattr(layout, name) for name in ("PUT_BACK", "WAITS", "WAITED"))
 
 KEYED_MEMORY = "multiverso-keyed-"  # how the names of their memory begin
+COPIES = "copies of "  # and then, of copies of rows that live on other hosts; what the job calls the table follows
 OWNERS = MAX_WORKERS + 1  # who may hold a word: the workers, and the node, which comes after them
 MAGIC = 0x6D766B6579656432
 LINES = HEADER.size

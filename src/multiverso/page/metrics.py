@@ -30,9 +30,13 @@ _TABLE_COUNTERS = {
     "bytes": "Bytes that calls have moved in a table.",
     "wait_seconds": "Seconds that workers have waited in a table's calls.",
 }
+_COPIES_COUNTERS = {
+    "copies_used": "Rows of other hosts that were read or added to.",
+    "copies_fetched": "Copies of rows that came from other hosts.",
+}
 _LINK_COUNTERS = {
-    "bytes_sent": "Bytes of tables' values sent to a host.",
-    "bytes_received": "Bytes of tables' values received from a host.",
+    "bytes_sent": "Bytes of values, rows and messages sent to a host.",
+    "bytes_received": "Bytes of values, rows and messages received from a host.",
     "connections": "Connections made to a host: the first one, and one after each cut.",
 }
 _STATES = ("alive", "left", "lost")
@@ -69,6 +73,11 @@ def _families(now: Snapshot | None) -> Iterator[str]:
         yield _family(f"worker_{name}", "gauge", text, [(labels, getattr(one, name)) for labels, one in workers])
     rows: list[_Sample] = [(labels, one.shape[0]) for labels, one in tables if one.kind == "keyed"]
     yield _family("table_rows", "gauge", "Keys that have a row in a keyed table.", rows)
+    spread = [(labels, one) for labels, one in tables if one.copies_used]
+    copies: list[_Sample] = [(labels, one.copies) for labels, one in spread]
+    yield _family("table_copies", "gauge", "Copies of rows that live on other hosts.", copies)
+    for name, text in _COPIES_COUNTERS.items():
+        yield _family(f"table_{name}_total", "counter", text, [(labels, getattr(one, name)) for labels, one in spread])
     connected: list[_Sample] = [(labels, one.state == "connected") for labels, one in links]
     yield _family("link_connected", "gauge", "1 while the connection to a host is there.", connected)
     logged: list[_Sample] = [

@@ -308,7 +308,7 @@
     const kept = state.past || { at: state.now.at - up, tables: [] };
     const seconds = Math.max(1e-3, state.now.at - kept.at);
     const grown = (table, what) => Math.max(0, table[what] - ((kept.tables.find((one) => one.id === table.id) || {})[what] || 0)) / seconds;
-    rows($("tables").tBodies[0], tables.map((table) => [table.name, `${table.shape.join(" x ")} ${table.dtype}${table.kind === "keyed" ? ", by key" : ""}`, table.updater,
+    rows($("tables").tBodies[0], tables.map((table) => [table.name, `${table.shape.join(" x ")} ${table.dtype}${table.kind === "keyed" ? ", by key" : ""}${table.copies_used ? `, ${table.copies} copies (${(100 * table.copies_fetched / table.copies_used).toFixed(1)} % fetched)` : ""}`, table.updater,
       number(grown(table, "adds") + grown(table, "exchanges")), number(grown(table, "gets") + grown(table, "exchanges")), bytes(grown(table, "bytes")), duration(table.wait_seconds), table.staleness ? table.staleness.toFixed(1) : ""]));
     $("links").closest("section").hidden = !links.length;
     rows($("links").tBodies[0], links.map((link) => [link.host, link.state,

@@ -13,7 +13,7 @@ HEAD_BYTES = layout.LINES + layout.LINE_BYTES * layout.OWNERS
 _DTYPES = {layout.FLOAT32: "float32", layout.FLOAT64: "float64", layout.INT32: "int32", layout.INT64: "int64"}
 
 
-def keyed_status(address: int, worker_ids: Iterable[int]) -> dict[str, Any] | None:
+def keyed_status(address: int, worker_ids: Iterable[int], copies: int | None = None) -> dict[str, Any] | None:
     """Returns a keyed table's shape (keys that have a row, numbers in each) and what workers have done with it.
 
     As `Shard.statistics` has it, where that makes sense. None while the table is being made.
@@ -21,22 +21,45 @@ def keyed_status(address: int, worker_ids: Iterable[int]) -> dict[str, Any] | No
     Args:
         address: of its first `HEAD_BYTES`.
         worker_ids: the workers to tell of.
+        copies: the same of the copies of rows that live on other hosts, of a table on several.
     """
     if load64(address + at.MAGIC) != layout.MAGIC:
         return None
     columns = load64(address + at.COLUMNS)
     row_bytes = columns * load64(address + at.ITEMSIZE)
-    every = [address + layout.LINES + layout.LINE_BYTES * worker for worker in range(layout.OWNERS)]
-    keys = sum(
-        load64(line + at.KEYS_ADMITTED) - load64(line + at.KEYS_REMOVED) - load64(line + at.KEYS_EVICTED)
-        for line in every
-    )
+    workers = {worker: _statistics(_line(address, worker), row_bytes) for worker in worker_ids}
+    if copies is not None:
+        for worker, found in workers.items():
+            on_copies = _statistics(_line(copies, worker), row_bytes)
+            found |= {name: found[name] + on_copies[name] for name in ("bytes", "wait_seconds", "rows_put_back")}
     return {
         "kind": "keyed",
-        "shape": [keys, columns],
+        "shape": [_keys(address), columns],
         "dtype": _DTYPES[load64(address + at.DTYPE)],
-        "workers": {worker: _statistics(every[worker], row_bytes) for worker in worker_ids},
+        "workers": workers,
+        "copies": copies_status(copies) if copies is not None else None,
     }
+
+
+def copies_status(address: int) -> dict[str, int]:
+    """Returns how many copies there are of rows that live on other hosts, how often they were used, and fetched."""
+    every = [_line(address, worker) for worker in range(layout.OWNERS)]
+    return {
+        "copies": _keys(address),
+        "copies_used": sum(load64(line + at.ROWS_ADDED) + load64(line + at.ROWS_READ) for line in every),
+        "copies_fetched": sum(load64(line + at.KEYS_ADMITTED) for line in every),
+    }
+
+
+def _line(address: int, worker: int) -> int:
+    return address + layout.LINES + layout.LINE_BYTES * worker
+
+
+def _keys(address: int) -> int:
+    return sum(
+        load64(line + at.KEYS_ADMITTED) - load64(line + at.KEYS_REMOVED) - load64(line + at.KEYS_EVICTED)
+        for line in (_line(address, worker) for worker in range(layout.OWNERS))
+    )
 
 
 def _statistics(line: int, row_bytes: int) -> dict[str, float]:

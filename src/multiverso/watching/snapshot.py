@@ -58,7 +58,14 @@ class Worker(Struct, frozen=True):
 
 
 class Table(Struct, frozen=True):
-    """A table. ``shape`` of one by key: keys that have a row, and numbers in a row."""
+    """A table.
+
+    Attributes:
+        shape: of one by key: keys that have a row, and numbers in a row; on several hosts of what lives on this one.
+        copies: of rows that live on other hosts, how many this one has.
+        copies_used: how many rows were read there, or added to.
+        copies_fetched: how many of these had to come first.
+    """
 
     id: int
     name: str
@@ -73,6 +80,17 @@ class Table(Struct, frozen=True):
     bytes: float
     wait_seconds: float
     staleness: float
+    copies: int = 0
+    copies_used: int = 0
+    copies_fetched: int = 0
+
+    @property
+    def dimensions(self) -> str:
+        """Its shape and dtype, and copies, as people read them."""
+        found = f"{'x'.join(map(str, self.shape))} {self.dtype}"
+        if not self.copies_used:
+            return found
+        return f"{found}, {self.copies} copies ({self.copies_fetched / self.copies_used:.1%} fetched)"
 
 
 class Link(Struct, frozen=True):
@@ -259,4 +277,5 @@ def _table(table: Mapping[str, Any]) -> Table:
         rounds=table["rounds"],
         **{name: sum(line[name] for line in lines) for name in (*_COUNTS, "wait_seconds")},
         staleness=sum(reads) / len(reads) if reads else 0.0,
+        **(table.get("copies") or {}),
     )

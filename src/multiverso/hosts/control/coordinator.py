@@ -20,6 +20,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from msgspec.structs import replace
+
 from multiverso.hosts.control.answers import AnswerTo, Desk
 from multiverso.hosts.control.known_hosts import KnownHost, KnownHosts
 from multiverso.hosts.control.messages import (
@@ -227,6 +229,9 @@ class Coordinator:
         has_come_or_gone = False  # else the others may hear of it a little later
         for line in lines:
             before = self._hosts[host].workers.get(line.worker_id, Line(-1))
+            untold = self._news.get(line.worker_id)
+            if line.note is None and untold is not None and untold.pid == line.pid:
+                line = replace(line, note=untold.note)
             self._hosts[host].workers[line.worker_id] = self._news[line.worker_id] = line
             has_come_or_gone |= (before.liveness, before.participation) != (line.liveness, line.participation)
             if line.liveness == at.LOST:

@@ -46,9 +46,12 @@ class WaitOf(Struct, array_like=True, forbid_unknown_fields=True):
 
 
 class Note(Struct, forbid_unknown_fields=True):
-    """What a host knows of a worker's process, and what that has done with each table, by the table's number.
+    """What a host knows of a worker's process, and what that has done with each table.
 
-    ``logged`` is the step and the values that it has given to `mv.log`.
+    Attributes:
+        logged: the step and the values that it has given to `mv.log`.
+        tables: by number.
+        keyed: of those whose rows live on one host each, by what the job calls them.
     """
 
     program: str
@@ -56,6 +59,7 @@ class Note(Struct, forbid_unknown_fields=True):
     resident_bytes: int
     logged: dict[str, Any] | None
     tables: dict[int, dict[str, float]]
+    keyed: dict[str, dict[str, float]] = {}
 
 
 class Line(Struct, array_like=True, forbid_unknown_fields=True):

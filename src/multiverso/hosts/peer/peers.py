@@ -81,9 +81,8 @@ class Peers:
             raise MultiversoError(f"of each two hosts the higher connects: host {self.host} waits for host {number}")
         with self._lock:
             self._addresses[number] = address
-            for peer in self._all():
-                if peer.number == number:
-                    self._start(peer)
+            for peer in self.to(number):
+                self._start(peer)
 
     def carry(self, role: int, make: Callable[[int], Carried], pace: Pace) -> Mapping[int, Peer]:
         """Sets what goes over the connections of a role; before `listen`.
@@ -129,6 +128,10 @@ class Peers:
         dial = functools.partial(self._dial, role, number) if number < self.host else None
         return Peer(number, make(number), pace, dial, ROLES[role])
 
+    def to(self, number: int) -> list[Peer]:
+        """Returns the connections to a host, one of each role that is open."""
+        return [peer for peer in self._all() if peer.number == number]
+
     def _all(self) -> list[Peer]:
         return [peer for peers in self._peers.values() for peer in peers.values()]
 
@@ -158,9 +161,8 @@ class Peers:
 
     def interrupt(self, number: int) -> None:
         """Cuts the connections to a host, as a fault of the network would: for tests."""
-        for peer in self._all():
-            if peer.number == number:
-                peer.interrupt()
+        for peer in self.to(number):
+            peer.interrupt()
 
     def shut(self) -> None:
         """Takes no more connections. May be called again."""

@@ -135,6 +135,15 @@ def admit_copies(
     return code
 
 
+@inner
+def _in_this(rows):
+    """How many rows of a call are this table's."""
+    number = 0
+    for k in range(rows.size):
+        number += rows[k] != ELSEWHERE
+    return number
+
+
 @kernel
 def read(control: Address, base: Address, me: Int, keys: Words, rows: Words, out: Address, progress: Int) -> Int:
     """Writes the values of rows, and for those ABSENT the initial values of their keys: ``(done << 16) | code``."""
@@ -148,7 +157,7 @@ def read(control: Address, base: Address, me: Int, keys: Words, rows: Words, out
     line = base + LINES + LINE_BYTES * me
     unpin(line)
     count_up(line, at.GETS, 1)
-    count_up(line, at.ROWS_READ, rows.size)
+    count_up(line, at.ROWS_READ, _in_this(rows))
     return 0
 
 
@@ -166,7 +175,7 @@ def add(control: Address, base: Address, updater: Address, me: Int, rows: Words,
         line = base + LINES + LINE_BYTES * me
         unpin(line)
         count_up(line, at.ADDS, 1)
-        count_up(line, at.ROWS_ADDED, rows.size)
+        count_up(line, at.ROWS_ADDED, _in_this(rows))
     return code
 
 

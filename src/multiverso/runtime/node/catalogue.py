@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from multiverso.layout import words as at
-from multiverso.layout.keyed import KEYED_MEMORY
+from multiverso.layout.keyed import COPIES, KEYED_MEMORY
 from multiverso.memory.heap import Heap
 from multiverso.memory.segment import Segment
 from multiverso.runtime.job.control import Control
@@ -106,17 +106,23 @@ class Catalogue:
         piece = self.find(("memory", name))
         return None if piece is None else piece.head.array(0, piece.head.size, np.uint8)
 
-    def keyed_tables(self, worker_ids: Collection[int]) -> list[dict[str, Any]]:
-        """Returns of keyed tables what their heads say of them and of these workers (`keyed_status`)."""
-        found = []
-        for (_, called), piece in [(piece.key, piece) for piece in list(self._pieces.values())]:
-            if not str(called).startswith(KEYED_MEMORY) or piece.head.size < HEAD_BYTES:
+    def keyed_tables(self, worker_ids: Collection[int]) -> dict[str, dict[str, Any]]:
+        """Returns what the heads of keyed tables say (`keyed_status`), by what the job calls each."""
+        heads: dict[str, Piece] = {}
+        for piece in list(self._pieces.values()):
+            called = str(piece.key[1])
+            if called.startswith(KEYED_MEMORY) and piece.head.size >= HEAD_BYTES:
+                heads[called.removeprefix(KEYED_MEMORY)] = piece
+        found = {}
+        for called, piece in heads.items():
+            if called.startswith(COPIES):
                 continue
-            by, _, name = str(called).removeprefix(KEYED_MEMORY).partition(":")
-            status = keyed_status(piece.head.address, worker_ids)
+            by, _, name = called.partition(":")
+            copies = heads.get(COPIES + called)
+            status = keyed_status(piece.head.address, worker_ids, None if copies is None else copies.head.address)
             if status is not None:
                 facts = {"id": piece.number, "name": name if by == "name" else None, "updater": "", "rounds": 0}
-                found.append(facts | status)
+                found[called] = facts | status
         return found
 
     def whole_memory(self, name: str) -> Segment | None:

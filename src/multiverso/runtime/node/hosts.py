@@ -112,8 +112,11 @@ class Hosts:
             end: ends the node.
         """
 
-    def remote_statistics(self) -> dict[int, dict[int, dict[str, float]]]:
-        """Returns what workers of other hosts have done with each table, by its number and theirs."""
+    def remote_statistics(self) -> dict[int | str, dict[int, dict[str, float]]]:
+        """Returns what workers of other hosts have done with each table, by their number.
+
+        By a table's number, or by what the job calls it where each host has its own part of it.
+        """
         return {}
 
     def remote_notes(self) -> dict[int, dict[str, Any]]:
@@ -121,5 +124,5 @@ class Hosts:
         return {}
 
     def links(self) -> list[dict[str, Any]]:
-        """Returns what went to and came from each other host with the tables' values, for `multiverso top`."""
+        """Returns what went to and came from each other host beside the coordinator's orders, for `multiverso top`."""
         return []

@@ -63,7 +63,8 @@ def status_of(address: str, began: float, members: Membership, hosts: Hosts) -> 
         }
         for table_id, shard in catalogue.shards.items()
     ]
-    tables += catalogue.keyed_tables(sorted(graph.workers))
+    for called, table in catalogue.keyed_tables(sorted(graph.workers)).items():
+        tables.append(table | {"workers": table["workers"] | dict(remote.get(called, {}))})
     return {
         "address": address,
         "host": control.here or None,

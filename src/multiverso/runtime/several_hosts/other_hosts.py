@@ -55,7 +55,6 @@ from multiverso.hosts.values.options import ExchangeOptions
 from multiverso.layout import words as at
 from multiverso.node_log import log
 from multiverso.runtime.job.control import Control
-from multiverso.runtime.job.logged import MEMORY
 from multiverso.runtime.job.options import check_exchange
 from multiverso.runtime.node.catalogue import Catalogue
 from multiverso.runtime.node.connection import Connection
@@ -148,7 +147,7 @@ class OtherHosts(Hosts):
         control.span_hosts()
         self.control = control
         self._shards: Callable[[], Mapping[int, Shard]] = lambda: catalogue.shards
-        self.reporter = Reporter(roster, control, self._shards, lambda: catalogue.memory(MEMORY), tell, self._closing)
+        self.reporter = Reporter(roster, control, catalogue, tell, self._closing)
         self._mover = mover = Mover(self._post, self._closing)
         self.rows.begin(control, catalogue)
         self.tables = ExchangedTables(roster, fabric, self.rows, mover, control, self._shards, self.report, tell)
@@ -342,21 +341,25 @@ class OtherHosts(Hosts):
 
         self._creations.take_over(order, enter)
 
-    def remote_statistics(self) -> dict[int, dict[int, dict[str, float]]]:
+    def remote_statistics(self) -> dict[int | str, dict[int, dict[str, float]]]:
         """See `Hosts.remote_statistics`."""
-        found: dict[int, dict[int, dict[str, float]]] = {}
+        found: dict[int | str, dict[int, dict[str, float]]] = {}
         for worker_id, note in list(self._notes.items()):
-            for number, counts in note.tables.items():
-                found.setdefault(number, {})[worker_id] = counts
+            both: list[tuple[int | str, dict[str, float]]] = [*note.tables.items(), *note.keyed.items()]
+            for table, counts in both:
+                found.setdefault(table, {})[worker_id] = counts
         return found
 
     def remote_notes(self) -> dict[int, dict[str, Any]]:
         """See `Hosts.remote_notes`."""
         notes = {worker_id: msgspec.to_builtins(note) for worker_id, note in list(self._notes.items())}
-        return {worker_id: {name: note[name] for name in note if name != "tables"} for worker_id, note in notes.items()}
+        tables = ("tables", "keyed")
+        return {
+            worker_id: {what: note[what] for what in note if what not in tables} for worker_id, note in notes.items()
+        }
 
     def links(self) -> list[dict[str, Any]]:
-        """Returns what went to and came from each other host with the tables' values, for `multiverso top`."""
+        """Returns what went to and came from each other host beside the coordinator's orders, for `multiverso top`."""
         links = []
         for peer, link in self.fabric.statistics().items():
             is_connected = link.pop("connected")

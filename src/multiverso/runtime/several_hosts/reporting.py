@@ -5,17 +5,17 @@ from __future__ import annotations
 import itertools
 import threading
 import time
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable
 
 from msgspec.structs import replace
 
 from multiverso.hosts.control.messages import Line, Note, Report, Workers
 from multiverso.hosts.roster import Roster
 from multiverso.runtime.job.control import Control
+from multiverso.runtime.job.logged import MEMORY
 from multiverso.runtime.job.processes import note_of
+from multiverso.runtime.node.catalogue import Catalogue
 from multiverso.runtime.several_hosts.mirror import read_lines
-from multiverso.shards.shard import Shard
 
 _LOOK_SECONDS = 0.05
 _NOTES_EVERY = 10  # looks
@@ -28,8 +28,7 @@ class Reporter:
     Args:
         roster: the job's hosts.
         control: the control segment.
-        shards: returns the tables by number.
-        logged: returns the memory of `mv.log`, or None.
+        catalogue: the tables, and the memory of `mv.log`.
         report: brings a report to the coordinator.
         closing: set once everything ends.
     """
@@ -38,15 +37,13 @@ class Reporter:
         self,
         roster: Roster,
         control: Control,
-        shards: Callable[[], Mapping[int, Shard]],
-        logged: Callable[[], Any],
+        catalogue: Catalogue,
         report: Callable[[Report], None],
         closing: threading.Event,
     ) -> None:
         self._roster = roster
         self._control = control
-        self._shards = shards
-        self._logged = logged
+        self._catalogue = catalogue
         self._report = report
         self._closing = closing
         self._reporting = threading.Lock()
@@ -82,13 +79,16 @@ class Reporter:
                 self._report_changes(with_notes=look % _NOTES_EVERY == 0)
 
     def _report_changes(self, with_notes: bool = False) -> None:
-        now, shards = time.monotonic_ns(), self._shards()
+        now, shards = time.monotonic_ns(), self._catalogue.shards
         lines = read_lines(self._control, self._roster.local, shards)
         changed = {line.worker_id: line for line in lines if self._last_lines.get(line.worker_id) != line}
+        keyed = self._catalogue.keyed_tables(self._roster.local) if with_notes else {}
         for line in lines if with_notes else ():
             worker = line.worker_id
             tables = {number: shard.statistics(worker) for number, shard in shards.items()}
-            note = Note(**note_of(self._control.worker(worker), self._logged()), tables=tables)
+            by_key = {called: table["workers"][worker] for called, table in keyed.items()}
+            known = note_of(self._control.worker(worker), self._catalogue.memory(MEMORY))
+            note = Note(**known, tables=tables, keyed=by_key)
             if note != self._last_notes.get(worker):
                 self._last_notes[worker] = note
                 changed[worker] = replace(line, note=note)

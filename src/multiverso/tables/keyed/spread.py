@@ -23,8 +23,9 @@ from multiverso.kernels.keyed import calls as kernels
 from multiverso.kernels.keyed.index import ABSENT
 from multiverso.kernels.keyed.passes import KEY
 from multiverso.layout import desk as layout
-from multiverso.layout.keyed import ELSEWHERE
+from multiverso.layout.keyed import COPIES, ELSEWHERE
 from multiverso.runtime.session.session import Session
+from multiverso.shards.keyed import copies_status
 from multiverso.spec.states import State
 from multiverso.tables.convert import Array
 from multiverso.tables.keyed.calls import KeyedCalls
@@ -228,7 +229,7 @@ class SpreadCalls:
                 self.desk.fetch(np.unique(keys[found.copies == ABSENT]), deadline)
             self.own.run(kernels.read, (keys, found.here, out), deadline)
             if found.away:
-                copies.run(kernels.read_whole, (found.copies, out, self._size), deadline)
+                copies.run(kernels.read, (keys, found.copies, out), deadline)
         finally:
             copies.release()
 
@@ -321,6 +322,10 @@ class SpreadCalls:
         """See `KeyedCalls.excess`."""
         return self.own.excess()
 
+    def statistics(self) -> dict[str, int]:
+        """Returns what this host has of rows that live on others, as `KeyedTable.stats` has it."""
+        return copies_status(self.copies.address)
+
     def settle(self, deadline: Deadline | None) -> None:
         """See `KeyedCalls.settle`."""
         self.copies.settle(deadline)
@@ -406,7 +411,7 @@ def open_spread(
     )
     most = cache_rows or max(1024, _COPIES_BYTES // copy_spec.row_bytes)
     memory = KeyedMemory.of(session, called, spec, on_this_host=True)
-    copy_memory = KeyedMemory.of(session, f"copies of {called}", copy_spec, on_this_host=True)
+    copy_memory = KeyedMemory.of(session, COPIES + called, copy_spec, on_this_host=True)
     desks = session.shared_memory(
         f"{memory_name(called)}-desks", layout.BYTES, sparse=True, once=spec.name is None, on_this_host=True
     )

@@ -297,10 +297,14 @@ class KeyedTable(KeyedContents):
             ``keys`` (with a row), ``candidates`` (for a row), ``dead`` (entries of removed keys, whose rows the next
             keys get), ``bytes`` (memory in use), ``segments``, and over all workers: ``adds`` and ``gets`` (calls),
             ``rows_added``, ``rows_read``, ``keys_removed``, ``keys_evicted``, ``splits``, ``waits``, ``taken_over``
-            (words of dead workers) and ``put_back`` (rows that one of them had half written).
+            (words of dead workers) and ``put_back`` (rows that one of them had half written). On several hosts all this
+            is of rows that live on this one; of rows that live on others there are ``copies`` (how many),
+            ``copies_used`` (how many of its workers' reads and adds were of these rows) and ``copies_fetched`` (how
+            many had to come first: where these are many, give the table more ``cache_rows``).
         """
         keys, candidates, dead = self._passes.counts()
-        return {"keys": keys, "candidates": candidates, "dead": dead, **self._memory.statistics()}
+        copies = self._calls.statistics() if isinstance(self._calls, SpreadCalls) else {}
+        return {"keys": keys, "candidates": candidates, "dead": dead, **self._memory.statistics(), **copies}
 
     def check(self) -> dict[str, int]:
         """Checks every entry, as fsck does, while no worker adds or removes.
