@@ -92,7 +92,7 @@ def _start(
     workers = options.workers_num
     secret = new_secret()
     if place.other_hosts is not None:  # its node waits for the first host's, and there is no worker to end yet
-        starts.signals.pass_to(_end_now)
+        starts.signals.end_us()
     with closing(
         Node(
             workers=place.workers_num,
@@ -148,11 +148,6 @@ def _start(
         report.finished(result)
 
     return result, result.exit_code, last_words
-
-
-def _end_now(number: int) -> None:
-    if number != signal.SIGUSR1:
-        os._exit(128 + number)
 
 
 def end_on_host(node: Node, place: Place, result: JobResult, report: Report) -> int:

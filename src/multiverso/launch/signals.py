@@ -43,8 +43,20 @@ class Signals:
         for number in _FORWARDED:
             signal.signal(number, signal.SIG_IGN)
 
+    def end_us(self) -> None:
+        """Until `pass_to` they end this process at once, or are ignored where that is not what they ask for.
+
+        The system does so: a handler would wait for the main thread, which may wait for the network.
+        """
+        for number in self._before:
+            signal.signal(number, signal.SIG_IGN if number == signal.SIGUSR1 else signal.SIG_DFL)
+        if self.number:
+            os.kill(os.getpid(), self.number)
+
     def pass_to(self, receiver: Callable[[int], None] | None) -> None:
         """Hands signals to a job from here on, or to none; also one that came between two jobs."""
+        for number in self._before:
+            signal.signal(number, self._receive)
         self._receiver = receiver
         if receiver is not None and self.number:
             receiver(self.number)
