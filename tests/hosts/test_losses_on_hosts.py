@@ -14,7 +14,7 @@ from core_support import in_threads, let_die, outcome, together, wait_for
 from rehearsing import rehearsal
 
 from multiverso.deadline import Deadline
-from multiverso.errors import DeadlockError, WorkerLostError
+from multiverso.errors import DeadlockError, NodeLostError, WorkerLostError
 from multiverso.hosts.control.messages import Line, WaitOf
 from multiverso.hosts.fabric import Fabric
 from multiverso.layout import words as at
@@ -39,6 +39,23 @@ def test_a_barrier_waits_for_other_hosts_and_names_who_is_missing() -> None:
     assert "which needs worker 1" in waits["lines"][0]
     assert waits["lines"][0].startswith("worker 0 (pid ")
     assert "on host-0)" in waits["lines"][0]
+
+
+def test_a_node_one_of_whose_threads_ends_by_a_fault_of_ours_ends_and_nobody_waits_for_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def fail(*_: Any) -> Any:
+        raise NameError("a fault of ours")
+
+    def work(session: Session) -> Any:
+        session.barrier()
+        if session.worker_id == 1:
+            monkeypatch.setattr("multiverso.runtime.several_hosts.reporting.read_lines", fail)
+        return outcome(lambda: [session.barrier(timeout_seconds=60) for _ in range(1000)])
+
+    with rehearsal(1, 1) as job:
+        errors = job.run(work)
+    assert all(isinstance(error, NodeLostError | WorkerLostError) for error in errors), errors
 
 
 def _wait_of(session: Session, worker_id: int) -> Any:

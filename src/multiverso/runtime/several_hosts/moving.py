@@ -56,6 +56,18 @@ class Mover:
 
         self._tasks.put(task)
 
+    def thread(self, name: str, run: Callable[[], None]) -> threading.Thread:
+        """Returns another thread of the node's, not started: if it ends by an exception, so does the node."""
+
+        def run_or_end() -> None:
+            try:
+                run()
+            except Exception as error:
+                if not self._closing.is_set():
+                    self.broken(error)
+
+        return threading.Thread(target=run_or_end, name=name, daemon=True)
+
     def broken(self, error: Exception) -> None:
         """Reports that values cannot be moved any more: the node ends."""
         why = f"values could not be exchanged with the other hosts: {type(error).__name__}: {error}"

@@ -147,9 +147,9 @@ class OtherHosts(Hosts):
         control.span_hosts()
         self.control = control
         self._shards: Callable[[], Mapping[int, Shard]] = lambda: catalogue.shards
-        self.reporter = Reporter(roster, control, catalogue, tell, self._closing)
         self._mover = mover = Mover(self._post, self._closing)
-        self.rows.begin(control, catalogue)
+        self.reporter = Reporter(roster, control, catalogue, tell, mover, self._closing)
+        self.rows.begin(control, catalogue, mover)
         self.tables = ExchangedTables(roster, fabric, self.rows, mover, control, self._shards, self.report, tell)
         self.barriers = HostBarriers(roster, control, self.tables, comes_again)
         self.reductions = Reductions(roster, control, self._messages, catalogue.whole_memory)

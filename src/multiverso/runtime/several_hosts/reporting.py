@@ -16,6 +16,7 @@ from multiverso.runtime.job.logged import MEMORY
 from multiverso.runtime.job.processes import note_of
 from multiverso.runtime.node.catalogue import Catalogue
 from multiverso.runtime.several_hosts.mirror import read_lines
+from multiverso.runtime.several_hosts.moving import Mover
 
 _LOOK_SECONDS = 0.05
 _NOTES_EVERY = 10  # looks
@@ -30,6 +31,7 @@ class Reporter:
         control: the control segment.
         catalogue: the tables, and the memory of `mv.log`.
         report: brings a report to the coordinator.
+        mover: whose node ends if this thread does.
         closing: set once everything ends.
     """
 
@@ -39,6 +41,7 @@ class Reporter:
         control: Control,
         catalogue: Catalogue,
         report: Callable[[Report], None],
+        mover: Mover,
         closing: threading.Event,
     ) -> None:
         self._roster = roster
@@ -49,7 +52,7 @@ class Reporter:
         self._reporting = threading.Lock()
         self._last_lines: dict[int, Line] = {}
         self._last_notes: dict[int, Note] = {}
-        self._thread = threading.Thread(target=self._run, name="multiverso-hosts-report", daemon=True)
+        self._thread = mover.thread("multiverso-hosts-report", self._run)
 
     def begin(self) -> None:
         """Starts the thread."""

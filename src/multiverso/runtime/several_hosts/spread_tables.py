@@ -35,6 +35,7 @@ from multiverso.memory.words import bump_and_wake, load32, load64, store64, wait
 from multiverso.node_log import log
 from multiverso.runtime.job.control import Control
 from multiverso.runtime.node.catalogue import Catalogue
+from multiverso.runtime.several_hosts.moving import Mover
 from multiverso.shards.keyed_rows import KeyedRows, Keys
 from multiverso.updaters import BY_NAME
 from multiverso.updaters.cached import copy_loops
@@ -79,9 +80,9 @@ class SpreadTables:
         self._closing = threading.Event()
         self._threads: list[threading.Thread] = []
 
-    def begin(self, control: Control, catalogue: Catalogue) -> None:
-        """This host's workers may come."""
-        self._control, self._catalogue = control, catalogue
+    def begin(self, control: Control, catalogue: Catalogue, mover: Mover) -> None:
+        """This host's workers may come; ``mover``'s node ends if a thread of this does."""
+        self._control, self._catalogue, self._mover = control, catalogue, mover
 
     def close(self) -> None:
         """Ends the threads; what still comes is dropped."""
@@ -118,7 +119,7 @@ class SpreadTables:
             if not self._threads:
                 self._bell = self._memory(request.bell)
                 targets = {"multiverso-spread": self._look, "multiverso-desks": self._listen}
-                self._threads = [threading.Thread(target=run, name=name, daemon=True) for name, run in targets.items()]
+                self._threads = [self._mover.thread(name, run) for name, run in targets.items()]
                 for thread in self._threads:
                     thread.start()
             for host, message in self._early.pop(number, []):
