@@ -7,9 +7,9 @@ forked from this process, asynchronous, with a bound, or synchronous, plain or e
 hosts (for values, for messages, to the coordinator) go through relays that the seed drives: a connection ends after a
 random number of bytes, in the handshake, between frames or in the middle of one; pieces are held up for random times;
 and now and then a node stands still (SIGSTOP). The workers of a job that is not synchronous add whole numbers, and
-after each barrier they compare every number of every table with what was added, also of one by key, whose rows are removed now and then. Those of a synchronous job add random
-numbers, and keep a checksum of every round's bits: it has to be the same in all workers, and in a second run with other
-faults.
+after each barrier they compare every number of every table with what was added, also of one by key, whose rows are
+removed now and then. Those of a synchronous job add random numbers, and keep a checksum of every round's bits: it has
+to be the same in all workers, and in a second run with other faults.
 
 With ``--silences``, a job of each kind also meets a network that carries nothing for so many seconds: three network
 namespaces on a bridge, whose cables are pulled. That needs root.

@@ -32,6 +32,7 @@ MODES: dict[str, dict[str, Any]] = {
     "quorum 7": {"sync": True, "quorum": 7},
     "quorum 6": {"sync": True, "quorum": 6},
     "quorum 6, grace 5 ms": {"sync": True, "quorum": 6, "grace_seconds": 0.005},
+    "quorum 6, grace auto": {"sync": True, "quorum": 6, "grace_seconds": "auto"},
 }
 
 

@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -199,6 +200,36 @@ def test_a_deadlock_names_who_is_missing() -> None:
     errors = together(work, 4, sync=True, quorum=3)
     assert all(isinstance(error, DeadlockError) for error in errors), errors
     assert "round 1 of table 1, which needs workers 1, 3" in str(errors[0])
+
+
+def test_the_grace_follows_a_workers_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [0]
+    clock = SimpleNamespace(monotonic_ns=lambda: now[0], sleep=time.sleep)
+    monkeypatch.setattr("multiverso.consistency.quorum.time", clock)
+    with Node(1) as node, Session(node.address, 0, sync=True, quorum=1, grace_seconds="auto") as session:
+        table: Any = mv.ArrayTableHandler(1, session=session)
+        graces = []
+        for milliseconds in (10, 30, 20, 20, 1000):
+            now[0] += milliseconds * 1_000_000
+            table.add([1.0])
+            table.get()
+            graces.append(table._how._progress[at.ROUND_GRACE] / 1e6)
+    assert graces == [1, 2, 2, 2, 2]
+
+
+def test_who_is_not_nearly_as_fast_is_not_waited_for() -> None:
+    done = threading.Event()
+
+    def work(session: Session) -> None:
+        table = mv.ArrayTableHandler(1, session=session)
+        if session.worker_id == 2:
+            assert done.wait(60)
+        while table.version < 5:
+            table.add([1.0])
+            table.get()
+        done.set()
+
+    together(work, 3, sync=True, quorum=2, grace_seconds="auto")
 
 
 def test_while_the_grace_runs_nobody_is_missing() -> None:
@@ -427,6 +458,7 @@ def test_a_rule_is_relative_to_what_was_set_last() -> None:
         ({"sync": True, "quorum": 2}, "more than the 1 workers"),
         ({"sync": True, "quorum": 1, "grace_seconds": -1}, "grace_seconds is a number"),
         ({"sync": True, "quorum": 1, "grace_seconds": float("nan")}, "grace_seconds is a number"),
+        ({"sync": True, "quorum": 1, "grace_seconds": "automatic"}, "or .auto."),
         ({"sync": True, "quorum": 1, "staleness": 1}, "exclude each other"),
         ({"sync": True, "grace_seconds": 1}, "give quorum="),
         ({"sync": True, "record": "x"}, "give quorum="),

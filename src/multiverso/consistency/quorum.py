@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import sys
 import time
+from collections import deque
 from collections.abc import Callable
+from statistics import median
 
 import numpy as np
 
@@ -18,11 +20,12 @@ from multiverso.consistency.synchronous import Synchronous
 from multiverso.deadline import Deadline
 from multiverso.errors import MultiversoError
 from multiverso.kernels import quorum
-from multiverso.kernels.codes import TIMED_OUT
+from multiverso.kernels.codes import DONE, TIMED_OUT
 from multiverso.layout import words as at
 from multiverso.memory.words import load64
 from multiverso.turns import turn
 
+_STEPS, _GRACE_OF_STEP = 9, 0.1  # for "auto": of how many steps the median is taken, and which part of it
 _LOOK_SECONDS = 0.001  # a replay looks so often whether it may continue
 _LEAVE_SECONDS = 30.0  # and gives up that when it leaves
 
@@ -44,6 +47,8 @@ class QuorumRounds(Synchronous):
         self._progress[at.ROUND_NEEDED] = access.quorum.needed
         self._progress[at.ROUND_OF] = access.quorum.of
         self._progress[at.ROUND_GRACE] = access.quorum.grace_ns
+        self._steps: deque[int] | None = deque(maxlen=_STEPS) if access.quorum.adapts else None
+        self._read_at = time.monotonic_ns()
         like = np.empty(0, self._dtype)
         quorum.keep.compiled(self._dtype)(self._control, self._base, self._me, self._progress, like)
 
@@ -96,7 +101,12 @@ class QuorumRounds(Synchronous):
             if not self._may_come():
                 time.sleep(_LOOK_SECONDS)
                 return TIMED_OUT
+            if self._steps is not None and self._plan is None and not self._progress[at.ROUND_OPEN]:
+                self._steps.append(time.monotonic_ns() - self._read_at)
+                self._progress[at.ROUND_GRACE] = int(_GRACE_OF_STEP * median(self._steps))
             code = go()
+            if code == DONE:
+                self._read_at = time.monotonic_ns()
             self._note()
             return code
 

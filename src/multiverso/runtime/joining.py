@@ -27,6 +27,7 @@ from multiverso.hosts.values.options import VARIABLES, ExchangeOptions
 from multiverso.layout.words import MAX_WORKERS
 from multiverso.runtime.discovery.environment import JobInfo, discover, socket_name
 from multiverso.runtime.session.session import START_SECONDS, Session
+from multiverso.spec.modes import Grace
 from multiverso.wire import messages
 from multiverso.wire.trust import new_secret, proof_needed, user_secret
 
@@ -54,7 +55,7 @@ def join(
     sync: bool = False,
     staleness: int | None = None,
     quorum: float | None = None,
-    grace_seconds: float | None = None,
+    grace_seconds: Grace | None = None,
     record: str | os.PathLike[str] | None = None,
     replay: str | os.PathLike[str] | None = None,
     on_lost: str | None = None,

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 from fractions import Fraction
+from typing import Literal
 
 from msgspec import Struct
 
 from multiverso.errors import StartupError
 from multiverso.layout import words as at
 
+Grace = float | Literal["auto"]
 _MOST_TICKS = 2**60
 _MOST_SECONDS = 1e9
 
@@ -60,39 +62,42 @@ class Quorum(Struct, frozen=True):
         needed: so many; with ``of`` above 0, so many of every ``of`` that are there, rounded up.
         of: of how many.
         grace_ns: how long it is then left open, in nanoseconds.
+        adapts: instead, each worker leaves it open for a tenth of what it takes from a read to the next.
         replayed: instead, those have to come who were in the same round of a run before.
     """
 
     needed: int
     of: int = 0
     grace_ns: int = 0
+    adapts: bool = False
     replayed: bool = False
 
     @classmethod
-    def of_options(cls, quorum: float, grace_seconds: float | None, replayed: bool) -> Quorum:
+    def of_options(cls, quorum: float, grace_seconds: Grace | None, replayed: bool) -> Quorum:
         """Returns what ``init(quorum=, grace_seconds=)`` mean.
 
         Raises:
             StartupError: one of them makes no sense.
         """
-        grace = 0.0 if grace_seconds is None else grace_seconds
+        adapts = isinstance(grace_seconds, str) and grace_seconds == "auto"
+        grace = 0.0 if grace_seconds is None or adapts else grace_seconds
         if isinstance(grace, bool) or not isinstance(grace, int | float) or not 0 <= grace < _MOST_SECONDS:
-            raise StartupError(f"grace_seconds is a number of seconds, 0 or more; got {grace_seconds!r}")
+            raise StartupError(f'grace_seconds is a number of seconds, 0 or more, or "auto"; got {grace_seconds!r}')
         nanoseconds = math.ceil(grace * 1e9)
         if isinstance(quorum, int) and not isinstance(quorum, bool) and 1 <= quorum <= at.MAX_WORKERS:
-            return cls(quorum, 0, nanoseconds, replayed)
+            return cls(quorum, 0, nanoseconds, adapts, replayed)
         if isinstance(quorum, float) and 0 < quorum <= 1:
             part = Fraction(quorum).limit_denominator(10_000)
-            return cls(max(1, part.numerator), part.denominator, nanoseconds, replayed)
+            return cls(max(1, part.numerator), part.denominator, nanoseconds, adapts, replayed)
         raise StartupError(
             f"quorum is a number of workers, 1 to {at.MAX_WORKERS}, or a fraction of them, above 0.0 and up to 1.0; "
             f"got {quorum!r}"
         )
 
     def __str__(self) -> str:
-        return f"{self.needed}{f'/{self.of}' if self.of else ''}, grace_seconds={self.grace_ns / 1e9:g}" + (
-            ", replayed" if self.replayed else ""
-        )
+        grace = "auto" if self.adapts else f"{self.grace_ns / 1e9:g}"
+        of, replayed = f"/{self.of}" if self.of else "", ", replayed" if self.replayed else ""
+        return f"{self.needed}{of}, grace_seconds={grace}{replayed}"
 
 
 def chosen_mode(sync: bool, staleness: int | None, quorum: Quorum | None = None) -> tuple[ConsistencyMode, int]:

@@ -36,7 +36,7 @@ from multiverso.runtime.session.patience import Patience
 from multiverso.runtime.session.refusals import refuse_across_hosts
 from multiverso.runtime.session.threads import Threads
 from multiverso.shards.shard import Shard
-from multiverso.spec.modes import Quorum, chosen_mode
+from multiverso.spec.modes import Grace, Quorum, chosen_mode
 from multiverso.spec.table import MemorySpec, TableSpec, checked_count
 from multiverso.turns import holds, new_lock
 from multiverso.wire.messages import PROTOCOL
@@ -85,7 +85,7 @@ class Session(InProcess):
         sync: bool = False,
         staleness: int | None = None,
         quorum: float | None = None,
-        grace_seconds: float | None = None,
+        grace_seconds: Grace | None = None,
         record: str | os.PathLike[str] | None = None,
         replay: str | os.PathLike[str] | None = None,
         on_lost: OnLost | None = None,
