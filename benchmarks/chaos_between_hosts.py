@@ -3,7 +3,7 @@
     python benchmarks/chaos_between_hosts.py --seed 1 --kills 300
 
 Each episode is a job on two or three hosts that are all this machine, with a node and workers of their own that were
-forked from this process: no launcher, and no interpreter that starts. They add to tables of both kinds and to a
+forked from this process: no launcher, and no interpreter that starts. They add to tables of all kinds and to a
 counter, read, make tables and meet in barriers, in one of the three consistencies. In a phase that the seed chooses
 (starting, making tables, training, leaving) one thing is killed (SIGKILL):
 
@@ -71,6 +71,7 @@ MODES: dict[str, dict[str, Any]] = {
     "rounds": {"sync": True},
 }
 WORKERS = 6
+KEYS = np.arange(200) * 7919 - 12345  # of a table whose rows live on one host each
 SIZE, ROWS, COLUMNS = 140_000, 50, 8  # two chunks: homes on different hosts
 BALLAST = 1_000_000  # int64: what a host that comes again gets, where it is killed while it does
 BITS = 10  # of a worker's own count of adds, in each element
@@ -80,6 +81,7 @@ END_SECONDS = 15.0
 
 # what each worker tells, in memory that it shares with this process (int64 words)
 PHASE, STATE, BEGUN, RETURNED, SEEN, ROW_BEGUN, ROW_RETURNED, ROW_SEEN, LAPS, LONGEST, SINCE, SUM, LIFE = range(13)
+KEY_BEGUN, KEY_RETURNED, KEY_SEEN = range(13, 16)
 WORDS = 16
 # words of the job
 STOP, STOP_AT, MISSING, TWICE = range(4)
@@ -117,7 +119,9 @@ def serve(
             node.absent(order[0])
 
 
-def work(shared: Shared, address: str, me: int, mode: str, on_lost: str, ballast: int, seed: int, notes: str) -> None:
+def work(
+    shared: Shared, address: str, me: int, mode: str, on_lost: str, ballast: int, keyed: bool, seed: int, notes: str
+) -> None:
     """A worker's life: laps of the same operations in all workers, with a barrier at the end of each."""
     words = shared.worker[me]
     try:
@@ -130,7 +134,7 @@ def work(shared: Shared, address: str, me: int, mode: str, on_lost: str, ballast
             if mode == "rounds":
                 go_through_rounds(shared, session)
             else:
-                train(shared, session, mode, random.Random(seed))
+                train(shared, session, mode, keyed, random.Random(seed))
         words[STATE] = DONE
     except (WorkerLostError, NodeLostError):
         words[STATE] = TOLD
@@ -141,12 +145,13 @@ def work(shared: Shared, address: str, me: int, mode: str, on_lost: str, ballast
             file.write(f"worker {me} of {PHASES[int(words[PHASE])]}:\n{traceback.format_exc()}\n")
 
 
-def train(shared: Shared, session: Session, mode: str, laps: random.Random) -> None:
+def train(shared: Shared, session: Session, mode: str, keyed: bool, laps: random.Random) -> None:
     me = session.worker_id
     words = shared.worker[me]
     table = mv.ArrayTableHandler(SIZE, dtype="int64", session=session)
     matrix = mv.MatrixTableHandler(ROWS, COLUMNS, dtype="int64", session=session)
     counter = mv.Counter("calls", session=session)
+    spread = mv.KeyedTable(1, dtype="int64", cache_rows=60, session=session) if keyed else None
     unit = np.full(SIZE, 1 << (BITS * me), np.int64)
     row_unit = np.full((ROWS, COLUMNS), 1 << (BITS * me), np.int64)
     out = np.zeros(SIZE, np.int64)
@@ -169,6 +174,20 @@ def train(shared: Shared, session: Session, mode: str, laps: random.Random) -> N
         matrix.get([0, ROWS - 1, 7])
         words[ROW_SEEN] = words[ROW_RETURNED]
 
+    # (raised where all workers of a host were killed before any had made the table there)
+    def add_keys() -> None:
+        if spread is not None:
+            words[KEY_BEGUN] += 1
+            with contextlib.suppress(WorkerLostError):
+                for keys in np.split(KEYS, 4):
+                    spread.add(np.full((keys.size, 1), 1 << (BITS * me)), keys)
+                words[KEY_RETURNED] += 1
+
+    def get_keys() -> None:
+        if spread is not None:
+            with contextlib.suppress(WorkerLostError):
+                spread.get(KEYS[:50])
+
     def count() -> None:
         counter.fetch_add()
 
@@ -186,7 +205,7 @@ def train(shared: Shared, session: Session, mode: str, laps: random.Random) -> N
     lap = 0
     while True:
         for _ in range(laps.randrange(1, 4)):
-            timed(laps.choice([add, add, get, add_rows, get_rows, count]))
+            timed(laps.choice([add, add, get, add_rows, get_rows, count, add_keys, get_keys]))
         if laps.random() < 0.2:
             timed(create)
         lap += 1
@@ -209,6 +228,9 @@ def train(shared: Shared, session: Session, mode: str, laps: random.Random) -> N
     if me == min(live):
         check(shared, values, (BEGUN, RETURNED, SEEN), mode, live)
         check(shared, rows, (ROW_BEGUN, ROW_RETURNED, ROW_SEEN), mode, live)
+        if spread is not None:
+            with contextlib.suppress(WorkerLostError):
+                check(shared, spread.get(KEYS), (KEY_BEGUN, KEY_RETURNED, KEY_SEEN), mode, live)
     timed(session.barrier)
 
 
@@ -338,7 +360,8 @@ class Episode:
     def worker(self, worker: int) -> None:
         self.shared.worker[worker][[PHASE, STATE, LAPS, LONGEST, SINCE]] = 0
         address = self.nodes[self.roster.host_of(worker)][2]
-        job = (self.mode, self.on_lost, BALLAST if self.partly else 0, self.seed, self.notes)
+        keyed = self.kind == "worker" and self.mode == "async"  # a lost host takes rows with it
+        job = (self.mode, self.on_lost, BALLAST if self.partly else 0, keyed, self.seed, self.notes)
         arguments = (self.shared, address, worker, *job)
         self.pids[worker] = fork(lambda: work(*arguments))
 

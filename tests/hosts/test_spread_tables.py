@@ -523,6 +523,35 @@ def test_a_table_that_another_host_has_not_made_is_waited_for_until_the_deadline
     assert "live on host-1" in str(error)
 
 
+@pytest.mark.parametrize("asked_before", [False, True])
+def test_a_host_whose_workers_have_all_gone_without_making_the_table_is_not_waited_for(asked_before: bool) -> None:
+    asked = threading.Event()
+
+    def work(session: Session) -> Any:
+        if session.worker_id == 1:
+            asked.wait(30)
+            return None
+        table = mv.KeyedTable(2, session=session)
+        waits = threading.Thread(target=lambda: errors.append(outcome(lambda: table.get(KEYS, timeout_seconds=60))))
+        if asked_before:
+            waits.start()
+            wait_for(lambda: session.wait_graph().workers[0].wait is not None)
+        asked.set()
+        wait_for(lambda: 1 not in session.live_workers())
+        if not asked_before:
+            waits.start()
+        waits.join()
+        return outcome(lambda: table.add(np.ones((1000, 2)), KEYS, timeout_seconds=60))
+
+    errors: list[Any] = []
+    with rehearsal(1, 1) as job:
+        errors.append(job.run(work)[0])
+    assert len(errors) == 2
+    for error in errors:
+        assert isinstance(error, WorkerLostError), error
+        assert "no worker of host-1 has made the keyed table" in str(error)
+
+
 def test_rows_of_a_lost_host_are_said_to_be_lost_and_the_others_are_there() -> None:
     lost = threading.Event()
 

@@ -27,7 +27,7 @@ FOUND = LANE.int64("found")  # rows in the room
 # WHAT
 FETCH, REMOVE, CONTAINS, COUNT_KEYS, SET_HYPER, LIST, READ, OVERWRITE = range(1, 9)
 # CODE
-DONE_WELL, HOST_LOST, OTHER_TABLE, HOST_FULL, REFUSED = range(5)
+DONE_WELL, HOST_LOST, OTHER_TABLE, HOST_FULL, NO_TABLE, REFUSED = range(6)
 
 ROOM = 1 << 20  # bytes of keys and rows
 LANES = 2  # of a worker: for what it waits for, and for what it wants later

@@ -102,6 +102,12 @@ def table_in(message: Body) -> int:
     return number
 
 
+def refusal_of(message: Body, code: int) -> Frame:
+    """Returns the answer to a question that is not answered, for the reason of a code."""
+    kind, _, table, number, *_ = _HEAD.unpack_from(message)
+    return Frame(kind | ANSWER | FAILED, table, number, code)
+
+
 def question_in(message: Body) -> bool:
     """Returns whether a message is a question."""
     return not bytes(message[:1])[0] & ANSWER

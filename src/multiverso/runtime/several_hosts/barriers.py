@@ -68,6 +68,7 @@ class HostBarriers:
         ended = [w for w in workers if w.liveness == at.GONE or self._is_lost_for_good(w)]
         if len(ended) == len(self._roster.local) and not self._gone:
             self._gone = True
+            self._tables.rows.nobody_comes()
             self._mover.put(lambda: self._settle(Gone()))
 
     def _is_lost_for_good(self, worker: WorkerState) -> bool:

@@ -261,7 +261,10 @@ class OtherHosts(Hosts):
             case Workers():
                 shards = self._shards()
                 remote = [line for line in order.workers if line.worker_id not in self.roster.local]
-                self._notes |= {line.worker_id: line.note for line in remote if line.note is not None}
+                notes = {line.worker_id: line.note for line in remote if line.note is not None}
+                self._notes |= notes
+                if any(note.keyed for note in notes.values()):
+                    self.rows.used_elsewhere()
                 changed = [line.worker_id for line in remote if write_line(self.control, line, shards)]
                 if changed:
                     self._refuse_told()

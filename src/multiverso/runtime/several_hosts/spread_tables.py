@@ -25,7 +25,7 @@ from multiverso.hosts.peer.messages import Messages
 from multiverso.hosts.peer.peers import Peers
 from multiverso.hosts.roster import Roster
 from multiverso.hosts.spread.copies import Copies
-from multiverso.hosts.spread.frames import NO_BYTES, Frame, question_in, table_in
+from multiverso.hosts.spread.frames import NO_BYTES, Frame, question_in, refusal_of, table_in
 from multiverso.hosts.spread.table import SpreadTable
 from multiverso.hosts.transport.handshake import ROWS
 from multiverso.layout import desk
@@ -76,6 +76,7 @@ class SpreadTables:
         self._tables: dict[int, _Open] = {}  # by number
         self._opened: set[int] = set()  # numbers of their desks
         self._early: dict[int, list[tuple[int, bytes]]] = {}  # questions about tables that are not here yet
+        self._nobody_comes = False  # who would make them
         self._lost: set[int] = set()
         self._closing = threading.Event()
         self._threads: list[threading.Thread] = []
@@ -231,7 +232,9 @@ class SpreadTables:
         with self._lock:
             if not self._closing.is_set():
                 number = table_in(message)
-                if number not in self._tables and question_in(message):
+                if number not in self._tables and question_in(message) and self._nobody_comes:
+                    answer = refusal_of(message, desk.NO_TABLE)
+                elif number not in self._tables and question_in(message):
                     self._early.setdefault(number, []).append((host, bytes(message)))
                 else:
                     answer = self._receive(host, message)
@@ -261,6 +264,19 @@ class SpreadTables:
                 found.table.lost(host)
                 self._show_trouble(found)
             self._answered.notify_all()
+
+    def used_elsewhere(self) -> None:
+        """Another host has such a table: it has to reach this one, where perhaps nobody makes it."""
+        self._messages.open()
+
+    def nobody_comes(self) -> None:
+        """No worker of this host is left: others that ask for rows of a table that none of them has made hear so."""
+        with self._lock:
+            self._nobody_comes = True
+            early = [question for questions in self._early.values() for question in questions]
+            self._early.clear()
+        for host, message in early:
+            self._messages.send(host, *refusal_of(message, desk.NO_TABLE).parts())
 
     def _show_trouble(self, found: _Open) -> None:
         code, host = found.table.trouble

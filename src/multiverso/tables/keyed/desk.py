@@ -201,8 +201,14 @@ class Desk:
 
     def _error(self, code: int, host: int) -> MultiversoError:
         name = self._session.hosts[host]
+        gone = [i for i, place in enumerate(self._session.control.places) if place == name]
+        if code == desk.NO_TABLE:
+            return WorkerLostError(
+                f"no worker of {name} has made the {self._what}, and none is left there that could: there are no rows "
+                "of the keys that live there",
+                gone,
+            )
         if code == desk.HOST_LOST:
-            gone = [i for i, place in enumerate(self._session.control.places) if place == name]
             return WorkerLostError(
                 f"{name} is lost, and with it the rows of the {self._what} that lived there: load what was saved last "
                 "in a new job",
