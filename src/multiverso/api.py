@@ -52,8 +52,8 @@ def init(
             (``0.75``). What a worker adds that comes later is in the next round, once, and its read returns that one's
             values (Chen et al. 2016, "Revisiting Distributed Synchronous SGD", without dropping anything). One host.
         grace_seconds: how long a round stays open for the others once so many have come; 0 by default. ``"auto"``: a
-            tenth of what a worker takes from a read to the next (the median of its last nine), so that those who are
-            about as fast are in the same round, and nobody waits longer than that for one who is not.
+            tenth of what a worker takes from a read to the next (the median of its last nine; 0 for its first read),
+            so that those who are about as fast are in the same round, and nobody waits longer for one who is not.
         record: a folder in which each worker writes, when it leaves, which rounds its reads were in.
         replay: such a folder: each round has the workers that it had then, so that the same program gets the same bits.
         on_lost: what waits do when a worker dies: ``"stop"`` raise WorkerLostError (default), ``"continue"``

@@ -214,7 +214,7 @@ def test_the_grace_follows_a_workers_steps(monkeypatch: pytest.MonkeyPatch) -> N
             table.add([1.0])
             table.get()
             graces.append(table._how._progress[at.ROUND_GRACE] / 1e6)
-    assert graces == [1, 2, 2, 2, 2]
+    assert graces == [0, 3, 2.5, 2, 2.5]  # of the steps from the first read on: a tenth of their median
 
 
 def test_who_is_not_nearly_as_fast_is_not_waited_for() -> None:
@@ -269,8 +269,9 @@ def test_a_stopped_worker_stops_nobody_and_is_in_again_when_it_continues(size: i
         with members[0], members[1], members[2]:
             for worker in members:
                 assert worker.hear() == ["ready"]
+            stops = 0
             while rounds_of(node) < rounds * 0.8:
-                stopped = drawn.choice(members)
+                stopped, stops = drawn.choice(members), stops + 1
                 stopped.process.send_signal(signal.SIGSTOP)
                 goal = min(rounds_of(node) + 20, rounds)
                 wait_for(lambda goal=goal: rounds_of(node) >= goal)
@@ -279,7 +280,7 @@ def test_a_stopped_worker_stops_nobody_and_is_in_again_when_it_continues(size: i
             assert [worker.end() for worker in members] == [0, 0, 0]
     total = sum(added for added, *_ in said)
     assert [final for _, final, _ in said] == [total] * 3
-    assert sum(late for *_, late in said) > 0
+    assert sum(late for *_, late in said) > 0 or not stops, "nobody was late"  # (they may end before we look)
 
 
 def rounds_of(node: Node) -> int:

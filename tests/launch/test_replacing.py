@@ -151,9 +151,12 @@ def test_replacements_are_counted_for_all_workers_together(most: int) -> None:
 
 def test_who_was_replaced_is_not_said_to_have_left_the_others(tmp_path: Path) -> None:
     """Another one fails while the node still calls the replaced one lost, as its new process has not come to it yet."""
-    started, failed = tmp_path / "started", tmp_path / "failed"
+    first, started, failed = (tmp_path / name for name in ("first", "started", "failed"))
     await_file = "until [ -e {} ]; do sleep 0.01; done; exit {}"
-    texts = [await_file.format(started, 3), f"[ -e {started} ] || exit 1; " + await_file.format(failed, 0)]
+    texts = [
+        await_file.format(started, 3),
+        f"[ -e {first} ] || {{ touch {first}; exit 1; }}; " + await_file.format(failed, 0),
+    ]
     lost = [1]
     starts: list[int] = []
 

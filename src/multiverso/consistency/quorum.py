@@ -48,7 +48,7 @@ class QuorumRounds(Synchronous):
         self._progress[at.ROUND_OF] = access.quorum.of
         self._progress[at.ROUND_GRACE] = access.quorum.grace_ns
         self._steps: deque[int] | None = deque(maxlen=_STEPS) if access.quorum.adapts else None
-        self._read_at = time.monotonic_ns()
+        self._read_at = 0  # of the last read's end; 0: there was none
         like = np.empty(0, self._dtype)
         quorum.keep.compiled(self._dtype)(self._control, self._base, self._me, self._progress, like)
 
@@ -101,11 +101,11 @@ class QuorumRounds(Synchronous):
             if not self._may_come():
                 time.sleep(_LOOK_SECONDS)
                 return TIMED_OUT
-            if self._steps is not None and self._plan is None and not self._progress[at.ROUND_OPEN]:
+            if self._steps is not None and self._read_at and not self._progress[at.ROUND_OPEN]:
                 self._steps.append(time.monotonic_ns() - self._read_at)
                 self._progress[at.ROUND_GRACE] = int(_GRACE_OF_STEP * median(self._steps))
             code = go()
-            if code == DONE:
+            if code == DONE and self._plan is None:
                 self._read_at = time.monotonic_ns()
             self._note()
             return code

@@ -159,6 +159,9 @@ class HeldTable(Table[TableSpec], Generic[Scalar]):
             self._closed = True
         self._session.dismiss(self, self._number)
 
+    def _raise_if_unsent(self) -> None:
+        """Nothing is kept from other hosts."""
+
     def _leave(self) -> None:
         """Ends this worker's part in the table, at the session's end (which calls it)."""
         self._queue.close()

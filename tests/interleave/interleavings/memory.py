@@ -61,8 +61,11 @@ class Memory:
         self.quiet[start : start + size // 8] = b"\1" * (size // 8)
 
     def array(self, address: int, count: int, dtype: Any) -> np.ndarray:
-        """Returns memory as an array."""
-        return np.ndarray((count,), dtype, self._map, int(address) - self.origin)
+        """Returns memory as an array: of the block, or an array of a caller's own."""
+        if self.origin <= address < self.origin + SIZE:
+            return np.ndarray((count,), dtype, self._map, int(address) - self.origin)
+        buffer: Any = (ctypes.c_char * (count * np.dtype(dtype).itemsize)).from_address(int(address))
+        return np.frombuffer(buffer, dtype)
 
     def write(self, out: Any, values: Any) -> None:
         """Writes data that no atomic guards; where ``values`` are memory, they are read at the same steps."""
@@ -140,25 +143,19 @@ def atomics(memory: Memory) -> ModuleType:
         memory.scheduler.wake(int(address))
         return 0
 
-    def array_at(address: int, count: int, dtype: Any) -> np.ndarray:
-        """Returns a caller's memory, which may be an array of its own."""
-        size = count * np.dtype(dtype).itemsize
-        buffer: Any = (ctypes.c_char * size).from_address(int(address))
-        return np.frombuffer(buffer, dtype)
-
     def call_update(update: int, values: int, delta: int, state: int, stride: int, hyper: int, count: int) -> None:
         memory.scheduler.step("update", values)
-        total = array_at(delta, count, np.int64)
+        total = memory.array(delta, count, np.int64)
         for kept in (state, values):
             array = memory.array(kept, count, np.int64)
             memory.write(array, array + total)
 
     def move(to: int, source: int, nbytes: int) -> None:
-        memory.write(array_at(to, nbytes // 8, np.int64), array_at(source, nbytes // 8, np.int64))
+        memory.write(memory.array(to, nbytes // 8, np.int64), memory.array(source, nbytes // 8, np.int64))
 
     def add_line(to: int, source: int, like: np.ndarray) -> None:
         count = 64 // like.itemsize
-        added = array_at(source, count, like.dtype)
+        added = memory.array(source, count, like.dtype)
         line = memory.array(to, count, like.dtype)
         memory.write(line, line + added)
 

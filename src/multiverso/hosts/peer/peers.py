@@ -130,7 +130,8 @@ class Peers:
 
     def to(self, number: int) -> list[Peer]:
         """Returns the connections to a host, one of each role that is open."""
-        return [peer for peer in self._all() if peer.number == number]
+        with self._lock:  # another thread may open one
+            return [peer for peer in self._all() if peer.number == number]
 
     def _all(self) -> list[Peer]:
         return [peer for peers in self._peers.values() for peer in peers.values()]

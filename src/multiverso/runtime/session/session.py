@@ -119,7 +119,6 @@ class Session(InProcess):
         self.made_by = threading.get_ident()
         self.threads = Threads()
         self.handles = Handles()
-        self.barrier_checks: list[Callable[[], None]] = []
         self.reducers: dict[int, Any] = {}  # by the number of workers that reduce together
         self.reducing = new_lock()
         # what `shutdown` calls while everything still works
@@ -243,8 +242,8 @@ class Session(InProcess):
 
     def raise_if_unsent(self) -> None:
         """At a barrier: raises where another host does not take what this one's workers have added."""
-        for check in self.barrier_checks:
-            check()
+        for handle in self.handles:
+            handle._raise_if_unsent()
 
     # -- tables ----------------------------------------------------------------------------------------------
 

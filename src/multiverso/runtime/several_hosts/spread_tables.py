@@ -57,7 +57,7 @@ class _Open:
     desks: Segment
     asked: npt.NDArray[np.int64]  # the words ASKED of all lanes themselves
     seen: npt.NDArray[np.int64]  # as they were when their questions were taken
-    shown: int = desk.DONE_WELL  # of its trouble
+    shown: tuple[int, int] = (desk.DONE_WELL, 0)  # of its trouble
 
 
 class SpreadTables:
@@ -280,9 +280,10 @@ class SpreadTables:
 
     def _show_trouble(self, found: _Open) -> None:
         code, host = found.table.trouble
-        if code != found.shown:
-            found.shown = code
-            store64(found.desks.address + desk.TROUBLE_HOST, host)
+        if (code, host) != found.shown:
+            found.shown = code, host
+            if code != desk.DONE_WELL:  # else who has just read the code reads the host that it was about
+                store64(found.desks.address + desk.TROUBLE_HOST, host)
             store64(found.desks.address + desk.TROUBLE, code)
             if code != desk.DONE_WELL:
                 log(f"{self._roster.names[host]} does not take what is added to rows that live there: it is kept here")

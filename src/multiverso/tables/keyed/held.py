@@ -153,6 +153,11 @@ class HeldKeyedTable(Table[KeyedSpec]):
         if not self._closed:
             self._calls.settle(deadline)
 
+    def _raise_if_unsent(self) -> None:
+        """At a barrier: raises where another host does not take what was added here to rows that live there."""
+        if isinstance(self._calls, SpreadCalls) and not self._closed:
+            self._calls.desk.raise_if_in_trouble()
+
     def _leave(self) -> None:
         """At the session's end (which calls it): the others need nothing more of this worker."""
 

@@ -152,6 +152,9 @@ class KeyedRounds(Synchronous):
     def _flush_until(self, deadline: Deadline) -> None:
         self.operations.settle(deadline)
 
+    def _raise_if_unsent(self) -> None:
+        """Nothing is kept from other hosts."""
+
     def _leave(self) -> None:
         self.leave()
 

@@ -8,7 +8,6 @@ it asks its node (`desk`).
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import suppress
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -334,8 +333,6 @@ class SpreadCalls:
         """See `KeyedCalls.close`."""
         self.copies.close(reason)
         self.own.close(reason)
-        with suppress(ValueError):
-            self._session.barrier_checks.remove(self.desk.raise_if_in_trouble)
 
     def _asked(self, ask: Any, *arguments: Any) -> Any:
         with turn(self.copies.lock, self._spec):
@@ -435,5 +432,4 @@ def open_spread(
     own = OwnCalls(session, memory, spec, is_here)
     copies = CopyCalls(session, copy_memory, copy_spec, is_here, own, desk)
     calls = SpreadCalls(session, own, copies, desk, spec, most)
-    session.barrier_checks.append(desk.raise_if_in_trouble)
     return memory, calls, SpreadPasses(KeyedPasses(session, memory, own), calls)

@@ -297,10 +297,11 @@ class KeyedTable(KeyedContents):
             ``keys`` (with a row), ``candidates`` (for a row), ``dead`` (entries of removed keys, whose rows the next
             keys get), ``bytes`` (memory in use), ``segments``, and over all workers: ``adds`` and ``gets`` (calls),
             ``rows_added``, ``rows_read``, ``keys_removed``, ``keys_evicted``, ``splits``, ``waits``, ``taken_over``
-            (words of dead workers) and ``put_back`` (rows that one of them had half written). On several hosts all this
-            is of rows that live on this one; of rows that live on others there are ``copies`` (how many),
-            ``copies_used`` (how many of its workers' reads and adds were of these rows) and ``copies_fetched`` (how
-            many had to come first: where these are many, give the table more ``cache_rows``).
+            (words of dead workers) and ``put_back`` (rows that one of them had half written). On several hosts
+            ``keys`` are those of all, and the rest is of this one's workers and of the rows that live here; of rows
+            that live elsewhere there are ``copies`` (how many), ``copies_used`` (how many of its workers' reads and
+            adds were of these rows) and ``copies_fetched`` (how many had to come first: where these are many, give the
+            table more ``cache_rows``).
         """
         keys, candidates, dead = self._passes.counts()
         copies = self._calls.statistics() if isinstance(self._calls, SpreadCalls) else {}
