@@ -97,18 +97,22 @@ def test_what_it_does_again_does_not_wait_for_those_who_wait_for_it(dead: Callab
             session.shutdown()
 
 
+@pytest.mark.parametrize("unread", [0, 1])
 def test_who_comes_between_two_tables_rounds_is_in_the_same_turn_of_the_loop_with_both(
-    dead: Callable[[Session], None],
+    dead: Callable[[Session], None], unread: int
 ) -> None:
-    """Its second table is made when the others wait for it in the first: they waited for each other for ever."""
+    """Its second table is made when the others wait for it in the first: they waited for each other for ever.
+
+    Nobody waits for it in tables made before that none reads.
+    """
     between, made = threading.Event(), threading.Event()
 
     def tables(session: Session) -> list[Any]:
-        return [mv.ArrayTableHandler(4, session=session) for _ in range(2)]
+        return [mv.ArrayTableHandler(4, session=session) for _ in range(unread + 2)]
 
     with Node(2, on_lost="continue", replaces=True) as node:
         sessions = all_of(node, "sync", 2)
-        (first, second), _ = in_threads([lambda s=s: tables(s) for s in sessions])  # type: ignore[misc]
+        (*_, first, second), _ = in_threads([lambda s=s: tables(s) for s in sessions])  # type: ignore[misc]
         dead(sessions[1])
 
         def stay() -> float:
@@ -127,9 +131,9 @@ def test_who_comes_between_two_tables_rounds_is_in_the_same_turn_of_the_loop_wit
                 patch.setattr(again, "wait_graph", lambda: (made.set(), look())[1])
                 ours = tables(again)
                 made.set()
-                for table in ours:
+                for table in ours[unread:]:
                     table.add(np.ones(4))
-                return sum(float(table.get()[0]) for table in ours)
+                return sum(float(table.get()[0]) for table in ours[unread:])
 
         assert in_threads([stay, come]) == [4.0, 4.0]
         for session in sessions:
@@ -191,7 +195,8 @@ def test_it_has_its_second_table_within_a_deadline_that_is_shorter_than_the_wait
     """The others train for longer than that between two rounds."""
     with Node(2, on_lost="continue", replaces=True) as node:
         sessions = all_of(node, "sync", 2)
-        in_threads([lambda s=s: [mv.ArrayTableHandler(4, session=s, name=name) for name in "ab"] for s in sessions])
+        tables = in_threads([lambda s=s: [mv.ArrayTableHandler(4, session=s, name=n) for n in "ab"] for s in sessions])
+        in_threads([pair[0].get for pair in tables])
         dead(sessions[1])
         with Session(node.address, 1, **job("sync", timeout_seconds=1)) as again:
             for name in "ab":

@@ -45,7 +45,7 @@ class Holdings:
         self._memory: FileIO | None = None
         self._closing: dict[int, weakref.ref[Segment]] = {}
         self._created = 0  # tables made by order and taken over
-        self._is_among_others = False  # a replacement: it has come to their place of the loop, or cannot
+        self._is_among_others = False  # a replacement: it has come to their place of the loop
 
     def begin(self, descriptors: list[int]) -> None:
         """Takes over the descriptor of the job's memory."""
@@ -81,9 +81,9 @@ class Holdings:
                 shards[0].values()[:] = 0
             fill(shards[0], last, of)
 
-        if self.tables and not self._is_among_others:
-            await_the_others(self._session, self.tables, Patience(self._session, deadline, what, self._link))
-            self._is_among_others = True
+        if not self._is_among_others:
+            patience = Patience(self._session, deadline, what, self._link)
+            self._is_among_others = await_the_others(self._session, self.tables, patience)
         created = self._session.control.block(self._session.worker_id) + at.CREATED
         if by_order:
             waits.set_long.compiled()(created, order)

@@ -45,24 +45,34 @@ def leaves_values(session: SessionView, what: str, steps: int = 0) -> bool:
     return True
 
 
-def await_the_others(session: SessionView, tables: Mapping[int, Shard], patience: Patience) -> None:
-    """Before a replacement asks for a second table: waits until all others wait for it, or ten seconds.
+def await_the_others(session: SessionView, tables: Mapping[int, Shard], patience: Patience) -> bool:
+    """Before a replacement asks for a further table: waits until all others wait for it, or ten seconds.
 
     In a synchronous job a worker takes part in a table's rounds from its constructor on. If both tables were made while
     the others were between the rounds of the two, it would begin the first in the next turn of their loop and the
     second in this one: each would wait for the other forever. Once the others wait for it they are at one place of the
-    loop, and so is it.
+    loop, and so is it. They never wait for it in a table that nobody reads in rounds.
 
     Args:
         session: this worker's session.
         tables: those that it has, by number.
         patience: raises where waiting is pointless.
+
+    Returns:
+        Whether it is at their place now, and need not wait again.
     """
     if not session.incarnation or not session.consistency.in_rounds or session.consistency.by_quorum:
-        return  # no round waits for one that is late when enough have come
-    places = (shard.progress().members.get(session.worker_id) for shard in tables.values())
-    if any(place is not None and place.has_begun for place in places):
-        return  # it goes through rounds already
+        return True  # no round waits for one that is late when enough have come
+    begun = {
+        worker_id
+        for shard in tables.values()
+        for worker_id, place in shard.progress().members.items()
+        if place.has_begun
+    }
+    if session.worker_id in begun:
+        return True
+    if not begun and not any(shard.committed for shard in tables.values()):
+        return False  # the first round of each of them will wait for it
     end = Deadline.after(patience.deadline.left(2 * _LONGEST_SECONDS) / 2)  # the table needs time of its own
     seen, since = None, 0.0
     while not end.passed:
@@ -70,6 +80,7 @@ def await_the_others(session: SessionView, tables: Mapping[int, Shard], patience
         if waits is None or waits != seen:
             seen, since = waits, now
         elif not waits or now - since >= _STILL_SECONDS:
-            return
+            return True
         patience.raise_if_over()
         time.sleep(_LOOK_SECONDS)
+    return False
