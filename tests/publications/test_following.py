@@ -211,7 +211,10 @@ def test_cut_connections_are_made_again_and_no_version_is_mixed(name: str, tmp_p
             assert len(ways) >= 8
 
 
-def test_versions_go_on_with_the_next_publisher_of_the_first_host(name: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("more", [{"w": np.ones((10, 10)), "another": np.ones(3)}, {"w": np.ones(100)}])
+def test_versions_go_on_with_the_next_publisher_of_the_first_host(
+    name: str, tmp_path: Path, more: dict[str, Any]
+) -> None:
     weights = {"w": np.zeros(100)}
     with socket.create_server(("127.0.0.1", 0)) as chosen:
         port = chosen.getsockname()[1]
@@ -222,7 +225,6 @@ def test_versions_go_on_with_the_next_publisher_of_the_first_host(name: str, tmp
     with other_host(tmp_path, name, address) as reader:
         assert said(reader)[:2] == (3, 2)
         publisher.close()
-        more = {"w": np.ones((10, 10)), "another": np.ones(3)}
         with mv.Publication(name, like=more) as following:
             following.forward(port, token=TOKEN, address="127.0.0.1")
             following.publish(more, step=7, text="end")

@@ -79,7 +79,9 @@ class Follower:
         self._closing = threading.Event()
         self._channel: Channel | None = None
         self._slots: Slots | None = None
-        self._seen, self._generation = 0, 0
+        self._generation = 0
+        self._publisher = 0  # the incarnation of the one that is followed, or was
+        self._seen = 0  # of the versions of those before
         self.trouble = ""
         self._incarnation = int.from_bytes(os.urandom(8))
         self._thread = threading.Thread(target=self._run, name="multiverso-follow", daemon=True)
@@ -113,12 +115,15 @@ class Follower:
         self._generation += 1
         me = Hello(1, 2, self._incarnation, self._generation, PUBLICATIONS)
         deadline = Deadline.after(HANDSHAKE_SECONDS)
-        channel, _ = connect(self._source.address, self._source.credentials, me, deadline)
+        channel, publisher = connect(self._source.address, self._source.credentials, me, deadline)
         self._channel = channel
         try:
             if self._closing.is_set():
                 return
-            send(channel, Follow(max(self._seen, 0)))
+            if self._slots is not None and publisher.incarnation != self._publisher:
+                self._seen = max(self._seen, self._slots.version)
+            self._publisher = publisher.incarnation
+            send(channel, Follow(self._seen))
             base = 0
             while True:
                 message, body = receive(channel)
@@ -148,7 +153,8 @@ class Follower:
 
     def _rise_above(self, seen: int) -> None:
         """A reader here has had a newer version of another publisher: the first host is told (the lender)."""
-        if self._slots is not None and seen > self._slots.version and seen > self._seen:
+        slots = self._slots  # None: a reader comes while they are being made
+        if seen > self._seen and (slots is None or seen > slots.version):
             self._seen = seen
             channel = self._channel
             if channel is not None:
