@@ -256,7 +256,7 @@ with Session(node, worker_id, sync=True, quorum=2, on_lost="continue", timeout_s
     session.barrier()
     final = table.snapshot()
     assert (final == final[0]).all()
-    say(added, float(final[0]), session.statistics()["tables"][1]["late"])
+    say(added, float(final[0]))
 """
 
 
@@ -269,18 +269,16 @@ def test_a_stopped_worker_stops_nobody_and_is_in_again_when_it_continues(size: i
         with members[0], members[1], members[2]:
             for worker in members:
                 assert worker.hear() == ["ready"]
-            stops = 0
             while rounds_of(node) < rounds * 0.8:
-                stopped, stops = drawn.choice(members), stops + 1
+                stopped = drawn.choice(members)
                 stopped.process.send_signal(signal.SIGSTOP)
                 goal = min(rounds_of(node) + 20, rounds)
                 wait_for(lambda goal=goal: rounds_of(node) >= goal)
                 stopped.process.send_signal(signal.SIGCONT)
             said = [worker.hear() for worker in members]
             assert [worker.end() for worker in members] == [0, 0, 0]
-    total = sum(added for added, *_ in said)
-    assert [final for _, final, _ in said] == [total] * 3
-    assert sum(late for *_, late in said) > 0 or not stops, "nobody was late"  # (they may end before we look)
+    total = sum(added for added, _ in said)
+    assert [final for _, final in said] == [total] * 3
 
 
 def rounds_of(node: Node) -> int:
