@@ -303,7 +303,7 @@ def test_a_killed_worker_is_in_a_round_as_a_whole_or_not(seed: int) -> None:
             said = [worker.hear() for worker in members if worker is not dead]
             for worker in members:
                 worker.end()
-    finals = {final for _, final, _ in said}
+    finals = {final for _, final in said}
     assert len(finals) == 1
     of_dead = finals.pop() - sum(added for added, *_ in said)
     assert of_dead in range(rounds + 1)

@@ -191,7 +191,7 @@ with Session(args[0], args[1]) as session:
 
 def test_a_full_queue_is_waited_for_and_said_when_it_stays_full() -> None:
     """The listener takes nobody until half of those who wait have given up."""
-    name = f"multiverso-test-full-{os.getpid()}"
+    name = f"test-full-{os.getpid()}"  # not what `multiverso top` looks for, which would take a place in the queue
     server = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     waiting = []
     with server:
