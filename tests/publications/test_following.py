@@ -5,7 +5,9 @@ Another host is a process here with another state directory: sockets of the firs
 
 from __future__ import annotations
 
+import itertools
 import os
+import random
 import secrets
 import socket
 import subprocess
@@ -13,7 +15,7 @@ import sys
 import textwrap
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -93,6 +95,13 @@ def name() -> str:
     return f"of-test-{os.urandom(8).hex()}"
 
 
+def cut(ways: list[socket.socket]) -> None:
+    """Ends all connections through a `relay`."""
+    for end in ways:
+        with suppress(OSError):
+            end.shutdown(socket.SHUT_RDWR)
+
+
 @contextmanager
 def relay(to: tuple[str, int]) -> Iterator[tuple[tuple[str, int], list[socket.socket]]]:
     """Passes bytes on to an address; its connections may be cut."""
@@ -112,7 +121,11 @@ def relay(to: tuple[str, int]) -> Iterator[tuple[tuple[str, int], list[socket.so
         with suppress(OSError):
             while True:
                 incoming, _ = listener.accept()
-                outgoing = socket.create_connection(to)
+                try:
+                    outgoing = socket.create_connection(to)
+                except ConnectionRefusedError:  # between two publishers
+                    incoming.close()
+                    continue
                 ways.extend((incoming, outgoing))
                 for ends in ((incoming, outgoing), (outgoing, incoming)):
                     threads.append(threading.Thread(target=pump, args=ends))
@@ -125,9 +138,7 @@ def relay(to: tuple[str, int]) -> Iterator[tuple[tuple[str, int], list[socket.so
     finally:
         listener.shutdown(socket.SHUT_RDWR)
         taking.join()
-        for end in ways:
-            with suppress(OSError):
-                end.shutdown(socket.SHUT_RDWR)
+        cut(ways)
         for thread in threads:
             thread.join()
         for end in (*ways, listener):
@@ -199,9 +210,7 @@ def test_cut_connections_are_made_again_and_no_version_is_mixed(name: str, tmp_p
         with relay(address) as (through, ways), other_host(tmp_path, name, through) as reader:
             seen = said(reader)
             for number in range(1, 9):
-                for end in ways:
-                    with suppress(OSError):
-                        end.shutdown(socket.SHUT_RDWR)
+                cut(ways)
                 publish(number, "end" if number == 8 else "")
                 if number % 2 == 0:
                     while seen[1] < number:
@@ -232,6 +241,51 @@ def test_versions_go_on_with_the_next_publisher_of_the_first_host(
             assert version > 3
             assert step == 7
             assert reader.wait(SECONDS) == 0
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_readers_have_the_newest_version_whatever_ends_and_begins(name: str, tmp_path: Path, seed: int) -> None:
+    """Publishers with the same tensors or others, readers of two hosts, and connections that are cut."""
+    drawn = random.Random(seed)
+    with socket.create_server(("127.0.0.1", 0)) as chosen:
+        port = chosen.getsockname()[1]
+    steps = itertools.count(1)
+    step, others = 0, False
+    reading: dict[subprocess.Popen[str], int] = {}  # with the step that each has come to
+
+    def publisher() -> mv.Publication:
+        begun = mv.Publication(name, like=weights(), slots=2)
+        begun.forward(port, token=TOKEN, address="127.0.0.1", encrypted=False)
+        return begun
+
+    def weights() -> dict[str, Any]:
+        return {"w": np.full(1000, step), "more": np.ones(3)} if others else {"w": np.full((10, 100), step)}
+
+    publication = publisher()
+    with relay(("127.0.0.1", port)) as (through, ways), ExitStack() as readers:
+        for _ in range(12):
+            event = drawn.choice(("none", "none", "publisher", "cut", "reader", "reader", "killed"))
+            if event == "publisher":
+                publication.close()
+                others = drawn.random() < 0.5
+                publication = publisher()
+            elif event == "cut":
+                cut(ways)
+            elif event == "reader" and len(reading) < 3:
+                host = tmp_path / drawn.choice("ab")
+                reading[readers.enter_context(other_host(host, name, through, "plain"))] = 0
+            elif event == "killed" and reading:
+                killed = drawn.choice(list(reading))
+                killed.kill()
+                del reading[killed]
+            step = next(steps)
+            publication.publish(weights(), step=step, wait_seconds=SECONDS)
+            if drawn.random() < 0.7:
+                for reader, its in reading.items():
+                    while its < step:
+                        its = said(reader)[1]
+                    reading[reader] = its
+        publication.close()
 
 
 def test_strangers_are_refused_and_readers_are_told_why(
