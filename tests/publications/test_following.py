@@ -243,7 +243,7 @@ def test_versions_go_on_with_the_next_publisher_of_the_first_host(
             assert reader.wait(SECONDS) == 0
 
 
-@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("seed", [1, 2])
 def test_readers_have_the_newest_version_whatever_ends_and_begins(name: str, tmp_path: Path, seed: int) -> None:
     """Publishers with the same tensors or others, readers of two hosts, and connections that are cut."""
     drawn = random.Random(seed)
@@ -264,7 +264,7 @@ def test_readers_have_the_newest_version_whatever_ends_and_begins(name: str, tmp
     publication = publisher()
     with relay(("127.0.0.1", port)) as (through, ways), ExitStack() as readers:
         for _ in range(12):
-            event = drawn.choice(("none", "none", "publisher", "cut", "reader", "reader", "killed"))
+            event = drawn.choice(("none", "publisher", "publisher", "cut", "reader", "reader", "killed"))
             if event == "publisher":
                 publication.close()
                 others = drawn.random() < 0.5
