@@ -1,4 +1,4 @@
-"""The messages between the coordinator and the nodes, one record each, as ``docs/protocol.md`` lists them.
+"""The messages between the coordinator and the nodes, one record each.
 
 Reports go to the coordinator, orders come from it. A message travels as a JSON object whose ``do`` names its record.
 Anything else ends the connection, and has no effect.

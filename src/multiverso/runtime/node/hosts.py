@@ -107,7 +107,7 @@ class Hosts:
         """Does what the coordinator says.
 
         Args:
-            order: as ``docs/protocol.md`` lists them; `Alone` says that this host cannot continue.
+            order: of ``hosts/control/messages.py``; `Alone` says that this host cannot continue.
             members: who is in the job, see `Membership`.
             end: ends the node.
         """
