@@ -86,7 +86,7 @@ echo "== $new_name"
 with_new=(env PATH="$BIN:$PATH" KERAS_HOME="$scratch/keras"
     "$BIN/python" -m pytest -o cache_dir="$scratch/new" tests "$@")
 status=0
-"${with_new[@]}" -n 3 "${together[@]}" || status=$?
+"${with_new[@]}" -n 4 "${together[@]}" || status=$?
 new_seconds=$SECONDS
 
 old_status=0

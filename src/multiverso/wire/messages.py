@@ -1,6 +1,7 @@
 """Messages between a session and its node: one JSON object per packet, with file descriptors beside it.
 
-``requests.py`` has every request, and ``docs/protocol.md`` how they travel. A body too long for a packet travels in a memfd.
+``requests.py`` has every request, and ``docs/protocol.md`` how they travel. A body too
+long for a packet travels in a memfd.
 """
 
 from __future__ import annotations

@@ -2,8 +2,7 @@
 
 A question brings adds that the home has not been sent (`pushed`), and asks one thing about keys::
 
-    head  [kind 1, -, keys pushed 4, table's number 8, question's number 8, argument 8, keys asked about 4,
-           bytes of rows 4]
+    head  [kind 1, - 3, rows 4, table's number 8, question's number 8, argument 8, keys pushed 4, keys asked about 4]
     body  [keys pushed][keys asked about][deltas][rows of the keys asked about, to overwrite them]
 
 An answer has the same head, with ANSWER added to the kind, and FAILED and a code as the argument where the question
