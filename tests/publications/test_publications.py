@@ -504,8 +504,16 @@ def test_more_bad_input(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
         with pytest.raises(OutOfMemoryError, match=r"67 MB does not fit: 1 MB .*narrower dtype"):
             mv.Publication(name, like=large)
     publication = mv.Publication(name, like=WEIGHTS)
-    with pytest.raises(ValueError, match="4032 at most"):
-        publication.publish(WEIGHTS, text="x" * 5000)
+    for text in ("x" * 5000, None, "\ud800"):
+        with pytest.raises(ValueError, match="4032 bytes at most|surrogates"):
+            publication.publish(WEIGHTS, text=text)  # type: ignore[arg-type]
+    for step in (1.5, "1", 1 << 63):
+        with pytest.raises(ValueError, match="step"):
+            publication.publish(WEIGHTS, step=step)  # type: ignore[arg-type]
+    for port in (-1, 65536, "80"):
+        with pytest.raises(ValueError, match="a port is"):
+            publication.forward(port, token="x" * 20)  # type: ignore[arg-type]
+    assert publication.version == 0
     with pytest.raises(ValueError, match="a timeout is a number"):
         publication.publish(WEIGHTS, wait_seconds=-1)
     publication.close()

@@ -96,6 +96,7 @@ class Publication(InProcess):
 
         Raises:
             ShapeMismatchError, DtypeMismatchError: other tensors than those of ``like``. Nothing was published.
+            ValueError: the step is no whole number, or the text too long. Nothing was published.
             ClosedError: it is closed, or this is a forked child.
         """
         deadline = Deadline.after(wait_seconds)
@@ -136,11 +137,14 @@ class Publication(InProcess):
 
         Raises:
             StartupError: the port is taken, or what encrypts is not installed. Or it is forwarded already.
+            ValueError: there is no such port, or the token is too short.
         """
         from multiverso.hosts.transport.listener import open_port
         from multiverso.publications.forwarding import Forwarder
         from multiverso.publications.traffic import credentials_of
 
+        if not isinstance(port, int) or not 0 <= port < 65536:
+            raise ValueError(f"a port is a whole number from 0 to 65535; got {port!r}")
         credentials = credentials_of(self.name, token, encrypted)
         with self._lock:
             self._check()

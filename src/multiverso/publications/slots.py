@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import os
 import time
 import weakref
@@ -43,12 +44,17 @@ class Note(msgspec.Struct, frozen=True):
         """Returns the one of a version that is made now.
 
         Raises:
-            ValueError: the text is too long.
+            ValueError: the text is none, or too long; or the step is no whole number of 64 bits.
         """
-        size = len(text.encode())
-        if size > at.MOST_TEXT:
-            raise ValueError(f"text has {size} bytes; {at.MOST_TEXT} at most")
-        return cls(step, time.time(), text)
+        if not isinstance(text, str) or len(text.encode()) > at.MOST_TEXT:
+            raise ValueError(f"text is a text of {at.MOST_TEXT} bytes at most; got {text!r:.100}")
+        try:
+            number = None if step is None else operator.index(step)
+        except TypeError:
+            raise ValueError(f"step is a whole number; got {step!r}") from None
+        if number is not None and not -(1 << 63) <= number < 1 << 63:
+            raise ValueError(f"step has 64 bits; got {step}")
+        return cls(number, time.time(), text)
 
 
 class Slots:
