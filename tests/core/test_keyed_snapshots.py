@@ -157,6 +157,8 @@ def test_gaps_and_damage_are_refused_and_change_nothing(alone: Session, tmp_path
         mv.KeyedTable(3, updater=ADAGRAD, session=alone).load(tmp_path)
     with pytest.raises(SnapshotError, match="no snapshots"):
         other.load(tmp_path.parent)
+    with pytest.raises(SnapshotError, match="is no directory"):
+        other.save_increment(first)
 
 
 def test_it_is_exported_for_others(alone: Session, tmp_path: Path) -> None:

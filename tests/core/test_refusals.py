@@ -182,6 +182,7 @@ def test_an_array_with_nan_or_infinity_is_accepted(tables: Tables) -> None:
         lambda s: mv.ArrayTableHandler(3, [1, 2], session=s),
         lambda s: mv.MatrixTableHandler(3, 2, np.zeros((2, 3)), session=s),
         lambda s: mv.ArrayTableHandler(3, dtype="float16", session=s),
+        lambda s: mv.ArrayTableHandler(3, dtype=None, session=s),
         lambda s: mv.ArrayTableHandler(3, [0.5] * 3, dtype="int64", session=s),
         lambda s: mv.ArrayTableHandler(3, ["a", "b", "c"], session=s),
         lambda s: mv.ArrayTableHandler(3, updater="no such", session=s),
@@ -190,6 +191,10 @@ def test_an_array_with_nan_or_infinity_is_accepted(tables: Tables) -> None:
         lambda s: mv.ArrayTableHandler(3, name=1, session=s),
         lambda s: mv.ArrayTableHandler(3, name=b"x", session=s),
         lambda s: mv.MatrixTableHandler(3, 2, name=["a"], session=s),
+        lambda s: mv.Counter("", session=s),
+        lambda s: mv.Counter(1, session=s),
+        lambda s: mv.attach_read_only("a", 1.5),
+        lambda s: mv.attach_read_only("a", timeout_seconds="1"),
     ],
 )
 def test_a_table_that_cannot_be_is_refused_and_the_order_does_not_advance(

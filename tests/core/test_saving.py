@@ -191,3 +191,12 @@ def test_a_pipe_is_no_saved_table(alone: Session, tmp_path: Path) -> None:
     table = mv.ArrayTableHandler(3, session=alone)
     with pytest.raises(SnapshotError, match="not a plain file"):
         table.load(tmp_path / "pipe")
+
+
+def test_a_number_is_no_path_to_load_from(alone: Session) -> None:
+    """It would be a file that is open here, and be closed."""
+    table = mv.ArrayTableHandler(3, session=alone)
+    with open(os.devnull) as file:
+        with pytest.raises(SnapshotError, match="PathLike"):
+            table.load(file.fileno())  # type: ignore[arg-type]
+        assert os.fstat(file.fileno())

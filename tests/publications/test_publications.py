@@ -505,7 +505,7 @@ def test_more_bad_input(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
             mv.Publication(name, like=large)
     publication = mv.Publication(name, like=WEIGHTS)
     for text in ("x" * 5000, None, "\ud800"):
-        with pytest.raises(ValueError, match="4032 bytes at most|surrogates"):
+        with pytest.raises(ValueError, match=r"4032 bytes at most|surrogates"):
             publication.publish(WEIGHTS, text=text)  # type: ignore[arg-type]
     for step in (1.5, "1", 1 << 63):
         with pytest.raises(ValueError, match="step"):

@@ -178,9 +178,10 @@ def open_plain(path: PathLike, flags: int = 0) -> Iterator[BufferedReader]:
         ValueError: this is no name of a file.
     """
     flags |= os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC
+    path = os.fspath(path)  # a number would be a file that is open here, which would be closed
     with open(path, "rb", opener=lambda name, _: os.open(name, flags)) as file:
         if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-            raise OSError(errno.EINVAL, "this is not a plain file", os.fspath(path))
+            raise OSError(errno.EINVAL, "this is not a plain file", path)
         yield file
 
 

@@ -212,7 +212,7 @@ def checked_count(value: Any, what: str) -> int:
 def checked_dtype(value: Any) -> str:
     """Returns the name of a table's dtype, given as NumPy's or as torch's."""
     try:
-        name = str(np.dtype(value).name)
+        name = str(np.dtype(value).name) if value is not None else "None"  # NumPy takes it for float64
     except TypeError:
         name = str(value).removeprefix("torch.")
     if name not in DTYPES:

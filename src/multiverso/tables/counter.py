@@ -24,6 +24,9 @@ class Counter(InProcess):
         name: what the workers call it; tables have names of their own.
         session: the session; the current one by default.
 
+    Raises:
+        ValueError: ``name`` is no such text.
+
     Examples:
         >>> import multiverso as mv
         >>> session = mv.init()
@@ -34,6 +37,8 @@ class Counter(InProcess):
     """
 
     def __init__(self, name: str, session: Session | None = None) -> None:
+        if not isinstance(name, str) or not 0 < len(name) <= 200:
+            raise ValueError(f"a counter's name is a text of 1 to 200 characters; got {name!r:.80}")
         self.name = name
         self._session = current() if session is None else session
         kind = _Asked if self._session.hosts else _Shared

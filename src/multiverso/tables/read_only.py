@@ -257,12 +257,15 @@ def attach_read_only(
         NoSuchTableError: no job has such a table, or several; or this process is another user's.
         NotInThisJobError: the table of the job that was named is a synchronous one.
         NodeLostError, WaitTimeoutError: the job's node has not answered.
+        ValueError: ``job`` or ``timeout_seconds`` is none.
 
     Examples:
         >>> with mv.attach_read_only("users") as users:  # doctest: +SKIP
         ...     vectors = users.get([17, 4])
     """
-    deadline = time.monotonic() + timeout_seconds
+    deadline = Deadline.after(timeout_seconds).at
+    if not isinstance(job, str | None):
+        raise ValueError(f"a job is given by its address, a text; got {job!r}")
     job = job or os.environ.get("MULTIVERSO_NODE")
     found, refusals = [], []
     try:

@@ -212,5 +212,8 @@ def write(directory: Path, spec: KeyedSpec, content: Content, before: list[Snaps
 
 def alone_in(directory: Path) -> Any:
     """Lets one process at a time write to a directory of snapshots, which is made."""
-    directory.mkdir(parents=True, exist_ok=True)
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+    except (FileExistsError, NotADirectoryError):
+        raise SnapshotError(f"{directory} is no directory, and one of snapshots is written to") from None
     return files.locked(directory / _LOCK, _LOCK_SECONDS)
