@@ -43,8 +43,7 @@ READER = """
             with sub.wait(seen) as snapshot:
                 snapshot.verify()
                 seen, text = snapshot.version, snapshot.text
-                follows = int(sub._follower._slots is not None)
-                print(seen, snapshot.step, *snapshot.checksums.values(), follows, flush=True)
+                print(seen, snapshot.step, *snapshot.checksums.values(), int(sub.follows), flush=True)
 """
 
 
@@ -241,6 +240,61 @@ def test_versions_go_on_with_the_next_publisher_of_the_first_host(
             assert version > 3
             assert step == 7
             assert reader.wait(SECONDS) == 0
+
+
+# A job on two hosts: worker 0 publishes, then worker 1, whose state directory is another one, as on another machine.
+JOB = """
+    import os, subprocess, sys
+    name, reader, place = sys.argv[1:]
+    here = int(os.environ["MULTIVERSO_WORKER_ID"])
+    os.environ["XDG_STATE_HOME"] = f"{place}/{here}"
+    import numpy as np
+    import multiverso as mv
+    mv.init(timeout_seconds=60)
+    weights = {"w": np.arange(5.0)}
+    command = [sys.executable, "-c", reader, name]
+    readers = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(2 * here)]
+    for publisher in (0, 1):
+        publication = mv.Publication(name, like=weights) if here == publisher else None
+        for step in range(3):
+            if publication is not None:
+                publication.publish(weights, step=10 * publisher + step)
+            mv.barrier()
+            for reader in readers:
+                print(reader.stdout.readline(), end="", flush=True)
+            mv.barrier()
+        if publication is not None:
+            publication.close()
+    assert [reader.wait(60) for reader in readers] == [0] * 2 * here
+    mv.shutdown()
+"""
+READER_IN_A_JOB = """
+import sys
+import multiverso as mv
+with mv.subscribe(sys.argv[1], timeout_seconds=60) as subscription:
+    seen = step = 0
+    while step < 12:
+        with subscription.wait(seen) as snapshot:
+            snapshot.verify()
+            assert snapshot.version > seen
+            seen, step = snapshot.version, snapshot.step
+            print("step", step, subscription.follows, flush=True)
+"""
+
+
+def test_readers_on_other_hosts_of_a_job_need_no_address(name: str, tmp_path: Path) -> None:
+    """One of them receives it for all there; when a worker of their own host publishes, they read that."""
+    program = tmp_path / "job.py"
+    program.write_text(textwrap.dedent(JOB))
+    command = [sys.executable, "-m", "multiverso", "run", "--hosts", "2", "-n", "2", program]
+    done = subprocess.run(
+        [*command, name, READER_IN_A_JOB, tmp_path], capture_output=True, text=True, timeout=200, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    said = [line.split()[-2:] for line in done.stdout.splitlines()]
+    assert [step for step, _ in said] == [str(step) for step in (0, 1, 2, 10, 11, 12) for _ in range(2)]
+    assert sorted(follows for _, follows in said[2:4]) == ["False", "True"]
+    assert [follows for _, follows in said[-2:]] == ["False", "False"]
 
 
 @pytest.mark.parametrize("seed", [1, 2])

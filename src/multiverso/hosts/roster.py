@@ -73,6 +73,11 @@ class Roster:
         return hashlib.sha256(self.credentials.encode()).hexdigest()[:16]
 
     @property
+    def token(self) -> str:
+        """What followers of the workers' publications know; it does not reveal the secret either."""
+        return hashlib.sha256(f"publications {self.credentials}".encode()).hexdigest()
+
+    @property
     def hosts(self) -> int:
         """How many hosts there are."""
         return len(self.names)

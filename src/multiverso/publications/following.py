@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 import threading
+import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -32,8 +35,13 @@ from multiverso.publications.traffic import (
     receive_into,
     send,
 )
+from multiverso.runtime.session.node_link import NodeLink
+from multiverso.wire.messages import node_addresses
+from multiverso.wire.requests import Find
+from multiverso.wire.trust import SECRET_VARIABLE
 
 _AGAIN_SECONDS = 0.2
+_ANSWER_SECONDS = 0.5  # within which a job's node has to answer
 _SLOTS = 4
 _FOREVER = Deadline(math.inf, math.inf)
 
@@ -45,10 +53,12 @@ class Source:
     Attributes:
         address: host name or address, and port.
         credentials: of the token.
+        job: on whose host this is; empty for an address that the user has given.
     """
 
     address: tuple[str, int]
     credentials: Credentials = field(repr=False)
+    job: str = ""
 
     @classmethod
     def of(cls, name: str, address: str, token: str, encrypted: bool) -> Source:
@@ -62,11 +72,32 @@ class Source:
             raise ValueError(f"address is host:port of a publication that is forwarded; got {address!r}")
         return cls((host.strip("[]"), int(port)), credentials_of(name, token, encrypted))
 
+    @classmethod
+    def in_job(cls, name: str, job: str | None) -> Source | None:
+        """Returns where a worker on another host of a job publishes; by default of any job that is here."""
+        job = job or os.environ.get("MULTIVERSO_NODE")
+        for node in [job] if job else node_addresses():
+            deadline = time.monotonic() + _ANSWER_SECONDS
+            with contextlib.ExitStack() as undo:
+                undo.enter_context(contextlib.suppress(MultiversoError))  # the node ends, or this is none
+                link = NodeLink.to(node, deadline, os.environ.get(SECRET_VARIABLE))
+                undo.callback(link.close)
+                found, _ = link.ask(Find(name=name), deadline, "where it is published")
+                if found["address"] is not None:
+                    host, port = found["address"]
+                    return cls((host, port), credentials_of(name, found["token"], found["encrypted"]), node)
+        return None
+
 
 class Follower:
     """Publishes here what another host publishes, as long as no other process of this host does.
 
     A connection that ends is made again; then the newest version comes whole.
+
+    Args:
+        name: of the publication.
+        find: says where it comes from now; None: not known.
+        job: whose worker publishes it; empty where the user has given an address.
 
     Attributes:
         trouble: why there is nothing new, in words; empty where all is well.
@@ -74,8 +105,8 @@ class Follower:
     Owner: its subscription. Its thread does everything until `close`.
     """
 
-    def __init__(self, name: str, source: Source) -> None:
-        self._name, self._source = name, source
+    def __init__(self, name: str, find: Callable[[], Source | None], job: str) -> None:
+        self._name, self._find, self._job = name, find, job
         self._closing = threading.Event()
         self._channel: Channel | None = None
         self._slots: Slots | None = None
@@ -86,6 +117,11 @@ class Follower:
         self._incarnation = int.from_bytes(os.urandom(8))
         self._thread = threading.Thread(target=self._run, name="multiverso-follow", daemon=True)
         self._thread.start()
+
+    @property
+    def publishes(self) -> bool:
+        """Whether readers here read what this has received."""
+        return self._slots is not None
 
     def close(self) -> None:
         """Ends it. May be called again."""
@@ -98,24 +134,35 @@ class Follower:
     def _run(self) -> None:
         try:
             while not self._closing.is_set():
+                source = None
                 try:
-                    if self._slots is None and names.is_taken(self._name, ""):
-                        self.trouble = ""  # another process follows
-                    else:
-                        self._follow()
+                    if self._is_needed and (source := self._find()) is not None:
+                        self._follow(source)
+                    self.trouble = ""
                 except (OSError, ValueError, MultiversoError) as error:
-                    host, port = self._source.address
-                    self.trouble = f"{host}:{port}: {error}"
+                    self.trouble = (
+                        f"{source.address[0]}:{source.address[1]}: {error}" if source is not None else str(error)
+                    )
                 self._closing.wait(_AGAIN_SECONDS)
         finally:
             if self._slots is not None:
                 self._slots.close()
 
-    def _follow(self) -> None:
+    @property
+    def _is_needed(self) -> bool:
+        """Whether no other process of this host publishes it, or follows."""
+        if self._slots is None:
+            return not any(names.is_taken(self._name, place) for place in {self._job, names.followed(self._job)})
+        if self._job and names.is_taken(self._name, self._job):
+            self._slots.close()
+            self._slots = None
+        return self._slots is not None
+
+    def _follow(self, source: Source) -> None:
         self._generation += 1
         me = Hello(1, 2, self._incarnation, self._generation, PUBLICATIONS)
         deadline = Deadline.after(HANDSHAKE_SECONDS)
-        channel, publisher = connect(self._source.address, self._source.credentials, me, deadline)
+        channel, publisher = connect(source.address, source.credentials, me, deadline)
         self._channel = channel
         try:
             if self._closing.is_set():
@@ -128,8 +175,10 @@ class Follower:
             while True:
                 message, body = receive(channel)
                 match message:
-                    case Alive():
+                    case Alive() if self._slots is None or self._is_needed:
                         pass
+                    case Alive():
+                        return
                     case Begin():
                         self._begin(message.layout)
                     case Version() if self._slots is not None and message.base == base:
@@ -149,7 +198,7 @@ class Follower:
             self._slots.close()
             self._slots = None
         if self._slots is None:
-            self._slots = Slots(self._name, "", layout, _SLOTS, self._rise_above)
+            self._slots = Slots(self._name, names.followed(self._job), layout, _SLOTS, self._rise_above)
 
     def _rise_above(self, seen: int) -> None:
         """A reader here has had a newer version of another publisher: the first host is told (the lender)."""

@@ -28,13 +28,18 @@ def checked(name: str) -> str:
 def addresses(name: str, job: str | None) -> list[str]:
     """Returns where publications of a name are: those of a job, or of this user's processes here."""
     if job is not None:
-        return [address(name, job)]
+        return [address(name, place) for place in dict.fromkeys((job, followed(job)))]
     return sorted(found for found in messages.listening_sockets() if found.startswith(f"{_stem(name)}-"))
 
 
 def address(name: str, job: str) -> str:
     """Returns the socket of a job's publication; ``job`` is empty for a process alone."""
     return f"{_stem(name)}-{_digest('job', job)}"
+
+
+def followed(job: str) -> str:
+    """Returns what stands for a job where a process of this host follows what is published on another one."""
+    return f"{job} elsewhere" if job else ""
 
 
 def is_taken(name: str, job: str) -> bool:

@@ -16,9 +16,11 @@ from multiverso.publications.history import History
 from multiverso.publications.slots import Note, Slots
 from multiverso.publications.tensors import arranged, layout_of, leaves_of
 from multiverso.runtime.session import current
+from multiverso.wire.requests import Publish
 
 if TYPE_CHECKING:
     from multiverso.publications.forwarding import Forwarder
+    from multiverso.runtime.session.session import Session
 
 
 class Publication(InProcess):
@@ -26,8 +28,8 @@ class Publication(InProcess):
 
     Any process may publish, in a job or alone, without ``multiverso.init()``; one process at a time under a name. The
     model is copied into a slot of shared memory that nobody reads, and becomes current in one step: a reader has all
-    tensors of one version, or none. Readers are processes of the same user on this host. A publication lasts until
-    `close`, or the end of its process.
+    tensors of one version, or none. Readers are processes of the same user on this host; where a worker of a job on
+    several hosts publishes, on any of them. A publication lasts until `close`, or the end of its process.
 
     Args:
         name: by which readers find it.
@@ -67,8 +69,15 @@ class Publication(InProcess):
         self._closed = False
         session = current.latest()
         self._job = session.address if session is not None else os.environ.get("MULTIVERSO_NODE", "")
-        self._forwarder: Forwarder | None = None
+        self._forwarder: Forwarder | None = None  # as the user has asked for
         self._slots = Slots(name, self._job, layout, slots, self._rise_above)
+        self._to_job: Forwarder | None = None  # for the other hosts of the job
+        if session is not None and session.hosts:
+            try:
+                self._forward_to_job(session)
+            except BaseException:
+                self.close()
+                raise
 
     @property
     def version(self) -> int:
@@ -174,8 +183,9 @@ class Publication(InProcess):
         with self._lock:
             if not self._closed:
                 self._closed = True
-                if self._forwarder is not None:
-                    self._forwarder.close()
+                for forwarder in (self._forwarder, self._to_job):
+                    if forwarder is not None:
+                        forwarder.close()
                 self._copier.close()
                 self._slots.close()
 
@@ -187,6 +197,18 @@ class Publication(InProcess):
 
     def __repr__(self) -> str:
         return f"<Publication {self.name!r}, version {self.version}, {self.readers} readers>"
+
+    def _forward_to_job(self, session: Session) -> None:
+        """Lets the other hosts of the job follow, with what its nodes know."""
+        from multiverso.hosts.transport.listener import open_port
+        from multiverso.publications.forwarding import Forwarder
+        from multiverso.publications.traffic import credentials_of
+
+        what = f"this host's node to tell the others of the publication {self.name!r}"
+        how = session.node.ask(Publish(name=self.name), what)
+        credentials = credentials_of(self.name, how["token"], how["encrypted"])
+        self._to_job = Forwarder(self.name, self._job, open_port((how["bind"], 0)), credentials)
+        session.node.ask(Publish(name=self.name, port=self._to_job.address[1]), what)
 
     def _check(self) -> None:
         if self._pid != os.getpid():

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import select
 import socket
 import threading
 import time
 import weakref
+from collections.abc import Callable
 from typing import Any
 
 from multiverso.deadline import Deadline
@@ -23,6 +25,7 @@ from multiverso.publications.snapshot import Snapshot
 
 _ANSWER_SECONDS = 10.0  # within which a publisher has to answer
 _LOOK_SECONDS = 0.05  # between two looks for a publisher
+_FIND_SECONDS = 0.5  # between two questions where it is on another host
 _SLICE_SECONDS = 0.2  # after which a waiting reader looks whether there is another publisher
 _open: weakref.WeakSet[Subscription] = weakref.WeakSet()
 
@@ -35,7 +38,12 @@ class Subscription(InProcess):
     """
 
     def __init__(
-        self, name: str, job: str | None, timeout_seconds: float, seen: int = 0, source: Source | None = None
+        self,
+        name: str,
+        job: str | None,
+        timeout_seconds: float,
+        seen: int = 0,
+        find: Callable[[], Source | None] | None = None,
     ) -> None:
         self.name, self._job = names.checked(name), job
         self._timeout_seconds = Deadline.after(timeout_seconds).seconds
@@ -48,7 +56,8 @@ class Subscription(InProcess):
         self._refusal: MultiversoError | None = None
         self._closing = threading.Event()
         self._ends = socket.socketpair()
-        self._follower = Follower(name, source) if source is not None else None
+        self._find, self._asked = find, -math.inf  # where other hosts' are, and when that was asked last
+        self._follower: Follower | None = None  # once it is needed (the thread)
         self._thread = threading.Thread(target=self._follow, name="multiverso-reader", daemon=True)
         _open.add(self)
         self._thread.start()
@@ -58,6 +67,11 @@ class Subscription(InProcess):
         """The newest version there is; 0 before the first."""
         attachment = self._attachment
         return attachment.version if attachment is not None else 0
+
+    @property
+    def follows(self) -> bool:
+        """Whether this process receives it from another host now, for all readers on this one."""
+        return self._follower is not None and self._follower.publishes
 
     def latest(self, timeout_seconds: float | None = None) -> Snapshot:
         """Returns the newest version, whole; before there is one it waits.
@@ -241,6 +255,8 @@ class Subscription(InProcess):
         while kept := [one for one in self._kept if not one.die()]:
             self._kept = kept
             time.sleep(_LOOK_SECONDS)
+        if self._follower is not None:
+            self._follower.close()
         for end in self._ends:
             end.close()
 
@@ -254,6 +270,8 @@ class Subscription(InProcess):
                         seen = max(self._seen, self.version)
                         found.append(Attachment(address, seen, time.monotonic() + _ANSWER_SECONDS))
                 refusal = self._ambiguous(len(found))
+                if not found:
+                    self._look_elsewhere()
             except MultiversoError as error:
                 refusal = error
             if len(found) == 1:
@@ -265,6 +283,15 @@ class Subscription(InProcess):
                 self._changed.notify_all()
             self._closing.wait(_LOOK_SECONDS)
         return None
+
+    def _look_elsewhere(self) -> None:
+        """Follows what is published on another host, if that is known."""
+        now = time.monotonic()
+        if self._find is None or self._follower is not None or now < self._asked + _FIND_SECONDS:
+            return
+        self._asked = now
+        if (source := self._find()) is not None:
+            self._follower = Follower(self.name, self._find, source.job)
 
     def _ambiguous(self, number: int) -> MultiversoError | None:
         if number < 2:
@@ -292,6 +319,9 @@ def subscribe(
     timeout_seconds: float = 120.0,
 ) -> Subscription:
     """Returns a subscription to a publication of this user on this host; see `multiverso.Publication`.
+
+    Or to one of a worker on another host of a job that has workers on this one: a process of this host receives it, and
+    all readers here share its copy.
 
     It returns at once; what is read first waits for a publisher and its first version. When the publisher ends or
     dies, its last version stays, and the next publisher of the name is followed, whose versions are higher.
@@ -322,8 +352,10 @@ def subscribe(
         1
         1 7 15.0
     """
-    source = None if address is None else Source.of(names.checked(name), address, token, encrypted)
-    return Subscription(name, job, timeout_seconds, source=source)
+    if address is not None:
+        source = Source.of(names.checked(name), address, token, encrypted)
+        return Subscription(name, job, timeout_seconds, find=lambda: source)
+    return Subscription(name, job, timeout_seconds, find=lambda: Source.in_job(name, job))
 
 
 def _after_fork_in_child() -> None:

@@ -73,6 +73,15 @@ class Subscribe(_Request):
     seen: Seen = 0
 
 
+class Find(_Request):
+    """Asks where a worker of another host publishes under a name.
+
+    The answer's ``address``, host and port, is null where none does; ``token`` and ``encrypted`` are as for `Publish`.
+    """
+
+    name: _Text
+
+
 # -- from workers ------------------------------------------------------------------------------------------------
 
 
@@ -213,9 +222,20 @@ class Spread(_Request):
     seconds: float
 
 
+class Publish(_Request):
+    """This worker publishes under a name: other hosts follow it at ``port`` of this one. With 0 it asks how.
+
+    The answer has ``bind``, the address to listen at, the ``token`` that followers know, and whether what they are sent
+    is ``encrypted``.
+    """
+
+    name: _Text
+    port: Annotated[int, Meta(ge=0, lt=1 << 16)] = 0
+
+
 Request = (
-    Hello | Challenge | Prove | Status | Look | Subscribe | Attach | Ready | Withdraw | Create | Share | Initialised
-    | Close | Cancel | Arrived | Gather | AllGather | Ask | Notify | Combine | Spread
+    Hello | Challenge | Prove | Status | Look | Subscribe | Find | Attach | Ready | Withdraw | Create | Share
+    | Initialised | Close | Cancel | Arrived | Gather | AllGather | Ask | Notify | Combine | Spread | Publish
 )  # fmt: skip
 
 

@@ -47,6 +47,7 @@ from multiverso.hosts.control.messages import (
     Over,
     Parted,
     Peers,
+    Published,
     Refuse,
     Report,
     Settled,
@@ -88,6 +89,7 @@ class Coordinator:
         self._gatherings: dict[tuple[int, int], set[int]] = {}
         # what workers tell each other: by number, then by worker; None of one that has continued without a note
         self._notes: dict[int, dict[int, str | None]] = {}
+        self._published: dict[str, Published] = {}  # by name
         self._news: dict[int, Line] = {}  # of workers, which the other hosts do not know yet
         self._options: dict[str, Any] | None = None
         self._desk = Desk()
@@ -114,6 +116,7 @@ class Coordinator:
             AllGather: self._all_gather,
             Ask: self._ask,
             Clocks: self._note_clocks,
+            Published: self._note_published,
             Gone: self._gone,
         }
 
@@ -194,6 +197,7 @@ class Coordinator:
                 overwritten=self._tables.overwritten,
                 tables=self._tables.made(),
                 ordered=self._tables.ordered,
+                published=list(self._published.values()),
             )
             orders.append((host, welcome))
         return orders + self._tables.proceed()
@@ -254,6 +258,11 @@ class Coordinator:
         for number, lines in tables.items():
             self._tables.clocks.setdefault(number, {}).update(lines)
         return self._hosts.to_all(Clocks(tables), but=host)
+
+    def _note_published(self, host: int, report: Published) -> list[ToHost]:
+        """A worker publishes: readers on other hosts may follow it."""
+        self._published[report.name] = report
+        return self._hosts.to_all(report)
 
     def _gone(self, host: int, report: Gone) -> list[ToHost]:
         """The last worker of a host has gone, and what they added is at the homes."""

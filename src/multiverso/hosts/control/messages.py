@@ -113,6 +113,13 @@ class Used(_OfNumber):
     """A worker asks again for a table that its host had said to be unused; or: the host's workers may have it."""
 
 
+class Published(_Message):
+    """A worker publishes under a name; ``address``: where other hosts follow it. Of one name the last counts."""
+
+    name: str
+    address: Address
+
+
 # -- reports -----------------------------------------------------------------------------------------------------
 
 
@@ -313,7 +320,7 @@ class Welcome(_Message):
 
     ``survivors``: who was left after each loss; ``epoch``: how often hosts were lost or returned; ``released``: the
     last barrier that all have passed; ``overwritten``: by synchronous table, the last turns that carried a host's
-    values, and whose; ``ordered``: tables made by order so far.
+    values, and whose; ``ordered``: tables made by order so far; ``published``: what the workers publish.
     """
 
     survivors: list[list[int]]
@@ -327,6 +334,7 @@ class Welcome(_Message):
     overwritten: dict[int, dict[int, int]]
     tables: list[Make]
     ordered: int
+    published: list[Published] = []
 
 
 class Over(_Message):
@@ -335,11 +343,11 @@ class Over(_Message):
 
 Report = (
     Hello | Options | Workers | Settled | Create | Withdraw | Done | Unused | Used | Parted | Gather | Brought
-    | AllGather | Ask | Clocks | Gone
+    | AllGather | Ask | Clocks | Published | Gone
 )  # fmt: skip
 TableOrder = Make | Begin | Drop | Used | Part | Free
 HostOrder = (
-    Peers | Workers | Clocks | Take | Bring | Gathered | Lost | Joined | Over
+    Peers | Workers | Clocks | Published | Take | Bring | Gathered | Lost | Joined | Over
 )  # fmt: skip
 Order = TableOrder | HostOrder | AllGathered | Answer | Agreed | Refuse | Welcome
 ToHost = tuple[int, Order]

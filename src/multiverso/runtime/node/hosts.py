@@ -70,6 +70,10 @@ class Hosts:
         """
         raise StartupError(f"only workers of a job on several hosts ask for {type(request).__name__!r}")
 
+    def find(self, publication: str) -> Message:
+        """Returns where a worker of another host publishes under a name, as `wire.requests.Find` has it."""
+        return {"address": None}
+
     def stay(self, closing: threading.Event, stopped: Callable[[], bool] | None) -> bool:
         """Waits until no other host needs this one's copies; see `Node.stay`."""
         return True

@@ -65,6 +65,8 @@ class Requests:
                 connection.reply(request.id, {"status": self.status()})
             case asked.Look():
                 _look(connection, request, members.catalogue, members.memory)
+            case asked.Find():
+                connection.reply(request.id, self._hosts.find(request.name))
             case asked.Attach():
                 members.attach(connection, request)
             case asked.Ready():

@@ -12,7 +12,7 @@ from multiverso.runtime.session.node_link import NodeLink
 from multiverso.runtime.session.patience import Patience
 from multiverso.runtime.session.view import SessionView
 from multiverso.wire.messages import Message
-from multiverso.wire.requests import AllGather, Arrived, Ask, Gather, Notify, Request, Spread
+from multiverso.wire.requests import AllGather, Arrived, Ask, Gather, Notify, Request
 
 
 class NodeClient:
@@ -50,22 +50,33 @@ class NodeClient:
             self._link.tell(Gather(self._gatherings))
             return self._gatherings
 
+    def ask(self, request: Request, what: str) -> Message:
+        """Asks this host's node.
+
+        Args:
+            request: what is asked.
+            what: what is waited for, in words.
+
+        Raises:
+            MultiversoError: the node refuses it, or there was no answer.
+        """
+        with self._lock:
+            patience = Patience(self._session, self._session.start_deadline(), what, self._link)
+            try:
+                answer, _ = self._link.ask(request, patience.deadline.at, what, patience.raise_if_over)
+            except BaseException:
+                self._link.give_up()
+                raise
+        return answer
+
     def all_gather(self, note: str) -> dict[int, str | None]:
         """Sends a short note to the workers of all hosts, through the nodes; see `agreement`.
 
         Returns:
             each worker's note; None of one that has continued to the next barrier without one.
         """
-        session = self._session
-        session.check_may_wait()
-        with self._lock:
-            patience = Patience(session, session.start_deadline(), "what the other workers have to tell", self._link)
-            request = AllGather(session.barriers, note)
-            try:
-                answer, _ = self._link.ask(request, patience.deadline.at, "the others' notes", patience.raise_if_over)
-            except BaseException:
-                self._link.give_up()
-                raise
+        self._session.check_may_wait()
+        answer = self.ask(AllGather(self._session.barriers, note), "what the other workers have to tell")
         return {int(w): None if text is None else str(text) for w, text in answer["notes"].items()}
 
     def ask_hosts(
@@ -99,21 +110,6 @@ class NodeClient:
         if "error" in answer:
             raise MultiversoError(f"{what}: {answer['error']}")
         return answer
-
-    def open_rows(self, table: Spread, what: str) -> None:
-        """Tells this host's node of a table whose rows live on all hosts.
-
-        Raises:
-            NotInThisJobError: there can be none here.
-        """
-        with self._lock:
-            waited_for = f"this host's node to open the {what}"
-            patience = Patience(self._session, self._session.start_deadline(), waited_for, self._link)
-            try:
-                self._link.ask(table, patience.deadline.at, waited_for, patience.raise_if_over)
-            except BaseException:
-                self._link.give_up()
-                raise
 
     def say_to_hosts(self, saying: Message) -> None:
         """Sends the first host's node a message without an answer, see ``multiverso.hosts.control.answers``."""

@@ -39,6 +39,7 @@ from multiverso.hosts.control.messages import (
     Over,
     Part,
     Peers,
+    Published,
     Refuse,
     Report,
     Take,
@@ -106,6 +107,8 @@ class OtherHosts(Hosts):
         self._closing = threading.Event()
         self._lost: set[int] = set()
         self._notes: dict[int, Note] = {}
+        self._address: Address | None = None  # where other hosts reach this one
+        self._published: dict[str, Address] = {}  # where the workers' publications are followed
         self._questions = Questions(self.report)
         self._centre: Centre | Outpost | None = None
 
@@ -122,6 +125,7 @@ class OtherHosts(Hosts):
         address = self.fabric.listen()
         if roster.addresses:  # it listens at all of its addresses; this is the one that others know
             address = (roster.addresses[roster.host], address[1])
+        self._address = address
         if not roster.leads:
             return Outpost(roster, address, self._post)
         if listener is None:
@@ -212,9 +216,10 @@ class OtherHosts(Hosts):
 
     def answer(self, connection: Connection, request: asked.Request) -> None:
         """See `Hosts.answer`."""
+        worker_id = connection.attached_id  # others are refused
         match request:
             case asked.Arrived():
-                self.barriers.arrived(connection.attached_id, request.barrier)
+                self.barriers.arrived(worker_id, request.barrier)
             case asked.Gather():
                 self.report(Gather(request.number))
             case asked.AllGather():
@@ -226,10 +231,23 @@ class OtherHosts(Hosts):
                 self._questions.notify(connection, request)
             case asked.Combine():
                 assert self.reductions is not None
-                self.reductions.contribute(connection.attached_id, request)
+                self.reductions.contribute(worker_id, request)
             case asked.Spread():
                 self.rows.open(request)
                 connection.reply(request.id, {})
+            case asked.Publish():
+                assert self._address is not None
+                if request.port:
+                    self.report(Published(request.name, (self._address[0], request.port)))
+                connection.reply(request.id, {"bind": self.roster.bind, **self._how_to_follow})
+
+    @property
+    def _how_to_follow(self) -> Message:
+        return {"token": self.roster.token, "encrypted": credentials_of(self.roster).encrypted}
+
+    def find(self, publication: str) -> Message:
+        """See `Hosts.find`."""
+        return {"address": self._published.get(publication), **self._how_to_follow}
 
     def replaced(self, worker_id: int) -> None:
         """See `Hosts.replaced`."""
@@ -303,6 +321,8 @@ class OtherHosts(Hosts):
                 self.barriers.gathered(order)
             case Clocks():
                 self.tables.hear_clocks(order.tables)
+            case Published():
+                self._published[order.name] = order.address
             case Over():
                 self.over.set()
             case _:
@@ -334,6 +354,7 @@ class OtherHosts(Hosts):
         for line in order.workers:
             write_line(self.control, line)
         self.barriers.begin_at(order.released)
+        self._published = {published.name: published.address for published in order.published}
         for peer, address in enumerate(order.addresses[: self.roster.host]):
             if address is not None and peer not in self._lost:
                 self.fabric.connect(peer, address)

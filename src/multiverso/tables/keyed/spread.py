@@ -426,7 +426,7 @@ def open_spread(
         most_copies=most,
         seconds=_COPY_SECONDS,
     )
-    session.node.open_rows(there, str(spec))
+    session.node.ask(there, f"this host's node to open the {spec}")
     desk = Desk(session, desks, bell, str(spec), whole, homes_of(range(len(session.hosts))))
     is_here = desk.homes == session.hosts.index(session.control.here)
     own = OwnCalls(session, memory, spec, is_here)
