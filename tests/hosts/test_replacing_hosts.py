@@ -37,6 +37,7 @@ from multiverso.hosts.control.messages import (
     Line,
     Make,
     Options,
+    Published,
     Step,
     Welcome,
     Workers,
@@ -478,6 +479,8 @@ def test_a_host_is_let_in_once_no_table_is_half_made() -> None:
     for host in range(3):
         orders = ask(host, 1)
     assert {type(order) for _, order in orders} == {Make}
+    published = Published("policy", ("127.0.0.1", 7))
+    assert coordinator.receive(1, published) == [(host, published) for host in range(3)]
     coordinator.lose(2, "it went")
     assert coordinator.receive(2, Gone()) == [], "of a lost host nothing counts"
     assert coordinator.receive(2, Hello(("127.0.0.1", 9))) == []
@@ -492,6 +495,7 @@ def test_a_host_is_let_in_once_no_table_is_half_made() -> None:
     assert told[-3:] == [(0, Make), (1, Make), (2, Make)], "and now goes on, with the new host"
     welcome = next(order for _, order in orders if isinstance(order, Welcome))
     assert [table.number for table in welcome.tables] == [1]
+    assert welcome.published == [published]
     assert (welcome.survivors, welcome.lost, welcome.ordered) == ([[0, 1]], [], 1)
     assert (0, Joined) in told
     assert (1, Joined) in told
