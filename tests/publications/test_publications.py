@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -18,8 +19,10 @@ import ml_dtypes
 import numpy as np
 import pytest
 import safetensors.numpy
+from click import unstyle
 
 import multiverso as mv
+from multiverso.cli.top import Job, render
 from multiverso.errors import (
     ClosedError,
     DtypeMismatchError,
@@ -30,8 +33,12 @@ from multiverso.errors import (
     WaitTimeoutError,
 )
 from multiverso.memory import heap
+from multiverso.page.metrics import metrics_of
 from multiverso.publications import files
 from multiverso.publications.history import History
+from multiverso.runtime import Node
+from multiverso.watching.jobs import look_at
+from multiverso.watching.snapshot import Observer
 
 SECONDS = 60.0
 WEIGHTS = {"w": np.arange(6, dtype=np.float32).reshape(2, 3), "b": np.ones(3, np.int8)}
@@ -407,6 +414,20 @@ def test_a_ticket_gives_another_process_the_very_version_that_is_kept(name: str)
         assert redeemed("1-11", 0.2).startswith("WaitTimeoutError waited 0.2 s for the publisher of version 1")
         with pytest.raises(ClosedError, match="released"):
             kept.ticket
+
+
+def test_a_jobs_publications_are_shown_where_the_job_is(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    with Node(1) as node:
+        monkeypatch.setenv("MULTIVERSO_NODE", node.address)
+        with mv.Publication(name, like=WEIGHTS) as publication, mv.subscribe(name) as subscription:
+            publication.publish(WEIGHTS, step=7)
+            subscription.latest().release()
+            status = look_at(node.address)
+            shown = {"name": name, "readers": 1, "version": 1, "step": 7, "left_out": 0}
+            assert [shown | {"memory_bytes": publication._slots.nbytes}] == status["publications"]
+            assert re.search(rf"{name} +1 +7 +1 +0 ", unstyle(render([Job().see(status)])))
+            assert f'multiverso_publication_readers{{publication="{name}"}} 1.0' in metrics_of(Observer().see(status))
+        assert look_at(node.address)["publications"] == []
 
 
 def test_without_vllm_it_is_said_what_to_install(

@@ -116,6 +116,8 @@ def _render_job(job: Job, sort: str) -> Iterator[str]:
     yield render_workers(job, sort)
     if now.tables:
         yield _render_tables(job)
+    if now.publications:
+        yield _render_publications(now)
     if now.links:
         yield _render_links(job)
 
@@ -204,6 +206,15 @@ def _render_tables(job: Job) -> str:
             f"{table.staleness:.1f}",
         )
         rows.append(row)
+    return in_columns(columns, rows)
+
+
+def _render_publications(now: Snapshot) -> str:
+    columns = ("publication", "version", "step", "readers", "left out", "memory")
+    rows = []
+    for one in now.publications:
+        step = "" if one.step is None else str(one.step)
+        rows.append((one.name, str(one.version), step, str(one.readers), str(one.left_out), size(one.memory_bytes)))
     return in_columns(columns, rows)
 
 

@@ -20,6 +20,7 @@ import msgspec
 from multiverso.page.address import address_of, check_installed, new_file, new_listener, new_token
 from multiverso.runtime.node.node import Node
 from multiverso.watching.history import History
+from multiverso.watching.jobs import publications_of
 from multiverso.watching.snapshot import Observer, Snapshot
 
 _LOOK_SECONDS = 0.5
@@ -109,7 +110,8 @@ class Watch:
     def _look(self) -> None:
         if self._node is not None and self._node.had_workers:
             with contextlib.suppress(Exception):  # what is not seen must not end a job
-                self._show(self._observer.see(self._node.status()))
+                status = self._node.status()
+                self._show(self._observer.see(status | {"publications": publications_of(status["address"])}))
 
     def _show(self, now: Snapshot) -> None:
         self.history.add(now)

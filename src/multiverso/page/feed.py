@@ -14,9 +14,8 @@ from msgspec import Struct
 
 from multiverso.errors import MultiversoError, StartupError, WaitTimeoutError
 from multiverso.page.document import document
-from multiverso.runtime import observe
 from multiverso.watching.history import Event, History, Point, point_of
-from multiverso.watching.jobs import ANSWER_SECONDS
+from multiverso.watching.jobs import look_at
 from multiverso.watching.slowest import Slowest, ending
 from multiverso.watching.snapshot import Observer, Snapshot
 
@@ -114,7 +113,7 @@ async def follow_job(feed: Feed, address: str) -> None:
     observer = Observer()
     while True:
         try:
-            status = await asyncio.to_thread(observe, address, ANSWER_SECONDS)
+            status = await asyncio.to_thread(look_at, address)
         except WaitTimeoutError:  # it is busy, or stopped
             continue
         except MultiversoError:

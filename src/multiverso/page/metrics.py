@@ -34,6 +34,11 @@ _COPIES_COUNTERS = {
     "copies_used": "Rows of other hosts that were read or added to.",
     "copies_fetched": "Copies of rows that came from other hosts.",
 }
+_PUBLICATION_GAUGES = {
+    "version": "The newest version of a publication.",
+    "readers": "Processes on this host that read a publication.",
+    "memory_bytes": "Memory of a publication on this host.",
+}
 _LINK_COUNTERS = {
     "bytes_sent": "Bytes of values, rows and messages sent to a host.",
     "bytes_received": "Bytes of values, rows and messages received from a host.",
@@ -78,6 +83,11 @@ def _families(now: Snapshot | None) -> Iterator[str]:
     yield _family("table_copies", "gauge", "Copies of rows that live on other hosts.", copies)
     for name, text in _COPIES_COUNTERS.items():
         yield _family(f"table_{name}_total", "counter", text, [(labels, getattr(one, name)) for labels, one in spread])
+    published = [({"publication": one.name}, one) for one in now.publications]
+    for name, text in _PUBLICATION_GAUGES.items():
+        yield _family(f"publication_{name}", "gauge", text, [(labels, getattr(one, name)) for labels, one in published])
+    left_out: list[_Sample] = [(labels, one.left_out) for labels, one in published]
+    yield _family("publication_left_out_total", "counter", "Versions for which readers left no slot.", left_out)
     connected: list[_Sample] = [(labels, one.state == "connected") for labels, one in links]
     yield _family("link_connected", "gauge", "1 while the connection to a host is there.", connected)
     logged: list[_Sample] = [

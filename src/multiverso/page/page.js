@@ -303,13 +303,15 @@
     list.newest = newest;
   }
   function drawTables() {
-    const { tables, links, up_seconds: up } = state.now, past = before(), last = state.points[state.points.length - 1];
+    const { tables, links, publications = [], up_seconds: up } = state.now, past = before(), last = state.points[state.points.length - 1];
     $("tables").closest("section").hidden = !tables.length;
     const kept = state.past || { at: state.now.at - up, tables: [] };
     const seconds = Math.max(1e-3, state.now.at - kept.at);
     const grown = (table, what) => Math.max(0, table[what] - ((kept.tables.find((one) => one.id === table.id) || {})[what] || 0)) / seconds;
     rows($("tables").tBodies[0], tables.map((table) => [table.name, `${table.shape.join(" x ")} ${table.dtype}${table.kind === "keyed" ? ", by key" : ""}${table.copies_used ? `, ${table.copies} copies (${(100 * table.copies_fetched / table.copies_used).toFixed(1)} % fetched)` : ""}`, table.updater,
       number(grown(table, "adds") + grown(table, "exchanges")), number(grown(table, "gets") + grown(table, "exchanges")), bytes(grown(table, "bytes")), duration(table.wait_seconds), table.staleness ? table.staleness.toFixed(1) : ""]));
+    $("publications").closest("section").hidden = !publications.length;
+    rows($("publications").tBodies[0], publications.map((one) => [one.name, one.version, one.step ?? "", one.readers, one.left_out, bytes(one.memory_bytes)]));
     $("links").closest("section").hidden = !links.length;
     rows($("links").tBodies[0], links.map((link) => [link.host, link.state,
       ...[0, 1].map((way) => (past ? bytes(rate(past, last, (point) => (point[2][link.host] || [])[way])) : "")), link.connections > 1 ? `${link.connections - 1} times` : ""]));

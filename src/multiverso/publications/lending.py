@@ -23,7 +23,7 @@ from multiverso.publications.tensors import Layout
 from multiverso.runtime.node.connection import Connection
 from multiverso.runtime.node.entrance import Entrance
 from multiverso.wire import messages
-from multiverso.wire.requests import Challenge, Hello, Prove, Subscribe, request_of
+from multiverso.wire.requests import Challenge, Hello, Prove, Status, Subscribe, request_of
 
 
 class Loan(msgspec.Struct, frozen=True):
@@ -50,10 +50,18 @@ class Lender:
         loan: what each reader is told, with another ``line``.
         data: descriptor of the data; stays the caller's, open until `close`.
         on_reader: called with the newest version that a reader has seen before it is let in.
+        status: returns what there is to say of the publication beside its readers.
     """
 
-    def __init__(self, listener: socket.socket, loan: Loan, data: int, on_reader: Callable[[int], None]) -> None:
-        self._loan, self._data, self._on_reader = loan, data, on_reader
+    def __init__(
+        self,
+        listener: socket.socket,
+        loan: Loan,
+        data: int,
+        on_reader: Callable[[int], None],
+        status: Callable[[], messages.Message],
+    ) -> None:
+        self._loan, self._data, self._on_reader, self._status = loan, data, on_reader, status
         self._entrance = Entrance(listener, None)
         self._connections: dict[int, Connection] = {}
         self._lines: dict[int, int] = {}  # of readers, by their connection's descriptor
@@ -77,7 +85,8 @@ class Lender:
         if threading.current_thread() is not self._thread:
             self._thread.join()
         self.abandon()
-        self._on_reader = lambda seen: None  # its publication can go now, with all of its memory
+        # its publication can go now, with all of its memory
+        self._on_reader, self._status = lambda seen: None, dict
 
     def abandon(self) -> None:
         """Closes the descriptors; in a forked child, too, which would make the publication look alive."""
@@ -154,6 +163,9 @@ class Lender:
                     self._entrance.prove(connection, request)
                 case Subscribe():
                     self._lend(connection, request)
+                case Status():
+                    status = {"name": self._loan.name, "readers": self.readers, **self._status()}
+                    connection.reply(request.id, {"status": status})
                 case _:
                     raise StartupError("this is a publication, and no job's node")
         except MultiversoError as error:

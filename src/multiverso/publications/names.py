@@ -47,6 +47,12 @@ def is_taken(name: str, job: str) -> bool:
     return address(name, job) in messages.listening_sockets()
 
 
+def of_job(job: str) -> list[str]:
+    """Returns where a job's publications are, those that are followed here as well."""
+    ends = tuple(f"-{_digest('job', place)}" for place in (job, followed(job)))
+    return [found for found in messages.listening_sockets() if found.startswith(_PREFIX) and found.endswith(ends)]
+
+
 def take(name: str, job: str) -> socket.socket:
     """Returns a listening socket for a publication.
 

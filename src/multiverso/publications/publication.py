@@ -40,7 +40,6 @@ class Publication(InProcess):
 
     Attributes:
         name: its name.
-        left_out: versions that were not published, as readers kept every slot.
 
     Raises:
         StartupError: another process publishes under this name; the message names it. When it has ended, or is dead,
@@ -65,7 +64,6 @@ class Publication(InProcess):
         self._pid = os.getpid()
         self._lock, self._naming = threading.RLock(), threading.Lock()
         self._copier, self._history = Copier(), History()
-        self.left_out = 0
         self._closed = False
         session = current.latest()
         self._job = session.address if session is not None else os.environ.get("MULTIVERSO_NODE", "")
@@ -83,6 +81,11 @@ class Publication(InProcess):
     def version(self) -> int:
         """The newest version; 0 before the first."""
         return self._slots.version
+
+    @property
+    def left_out(self) -> int:
+        """How many versions were not published, as readers kept every slot."""
+        return self._slots.left_out
 
     @property
     def readers(self) -> int:
@@ -116,7 +119,7 @@ class Publication(InProcess):
             self._copier.settle()
             slot = slots.take(deadline)
             if slot is None:
-                self.left_out += 1
+                slots.left_out += 1
                 return None
             base = slots.bytes_of(slot).__array_interface__["data"][0]
             slots.sums_of(slot)[:] = self._copier.copy(base, list(zip(slots.layout.tensors, leaves, strict=True)))

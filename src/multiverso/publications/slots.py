@@ -21,6 +21,7 @@ from multiverso.memory.words import bump_and_wake, load64
 from multiverso.publications import names
 from multiverso.publications.lending import Lender, Loan
 from multiverso.publications.tensors import Layout
+from multiverso.wire.messages import Message
 
 _LOOK_SECONDS = 0.0005
 _open: weakref.WeakSet[Slots] = weakref.WeakSet()
@@ -60,6 +61,10 @@ class Note(msgspec.Struct, frozen=True):
 class Slots:
     """Slots, one of which is current. Owner: one thread at a time; its lender has a thread of its own.
 
+    Attributes:
+        layout: of each slot.
+        left_out: versions that were not published, as readers kept every slot.
+
     Args:
         name, job: under which readers find it.
         layout: of each slot.
@@ -80,10 +85,13 @@ class Slots:
             advice = "publish fewer tensors, or in a narrower dtype"
             self._heap.reserve(at.HEADER.size + 2 * self._size, what, advice)
             self._there = 2  # slots whose memory is there
+            self.left_out = 0
+            self._step: int | None = None
             os.ftruncate(self._heap.descriptor, at.HEADER.size + number * self._size)
             self._memory = Segment(self._heap.descriptor, sparse=True)
             self._current, self._event = (self._memory.address + word for word in (at.CURRENT, at.EVENT))
-            self._lender = Lender(listener, Loan(name, 0, number, layout), self._heap.descriptor, on_reader)
+            loan = Loan(name, 0, number, layout)
+            self._lender = Lender(listener, loan, self._heap.descriptor, on_reader, self._status)
         except BaseException:
             listener.close()
             if hasattr(self, "_heap"):
@@ -144,12 +152,17 @@ class Slots:
         meta, text = at.META.at(memory.__array_interface__["data"][0]), note.text.encode()
         meta["STEP"], meta["HAS_STEP"] = (note.step or 0, note.step is not None)
         meta["TIME"], meta["TEXT_BYTES"] = note.time, len(text)
+        self._step = note.step
         memory[at.TEXT : at.TEXT + len(text)] = np.frombuffer(text, np.uint8)
 
     def make_current(self, version: int, slot: int) -> None:
         """Publishes a slot, in one step."""
         kernels.make_current.compiled()(self._current, version << at.SLOT_BITS | (slot + 1))
         bump_and_wake(self._event)
+
+    def _status(self) -> Message:
+        """What the lender says of it."""
+        return {"version": self.version, "step": self._step, "left_out": self.left_out, "memory_bytes": self.nbytes}
 
     def close(self) -> None:
         """Ends it: readers keep what they have. May be called again."""

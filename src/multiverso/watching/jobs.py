@@ -2,14 +2,35 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 from multiverso.errors import MultiversoError
+from multiverso.publications import names
 from multiverso.runtime import observe
 from multiverso.wire.messages import node_addresses
 
 Status = dict[str, Any]
 ANSWER_SECONDS = 2.0
+_PUBLISHERS_SECONDS = 0.2  # of each: the next look finds one that was busy
+
+
+def look_at(address: str) -> Status:
+    """Returns a job's status, asked of its node on this host, with its ``publications`` here.
+
+    Raises:
+        MultiversoError: the node did not answer.
+    """
+    return observe(address, ANSWER_SECONDS) | {"publications": publications_of(address)}
+
+
+def publications_of(address: str) -> list[Status]:
+    """Asks the publishers of a job on this host; those that do not answer are left out."""
+    found = []
+    for place in names.of_job(address):
+        with contextlib.suppress(MultiversoError):
+            found.append(observe(place, _PUBLISHERS_SECONDS))
+    return sorted(found, key=lambda status: str(status["name"]))
 
 
 def find_jobs() -> list[Status]:
@@ -17,7 +38,7 @@ def find_jobs() -> list[Status]:
     jobs = []
     for address in node_addresses():
         try:
-            jobs.append(observe(address, ANSWER_SECONDS))
+            jobs.append(look_at(address))
         except MultiversoError:  # another user's, or just over
             continue
     return jobs

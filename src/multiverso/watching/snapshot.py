@@ -103,6 +103,25 @@ class Link(Struct, frozen=True):
     bytes_received: float
 
 
+class Published(Struct, frozen=True):
+    """A publication of a worker on the host whose node answers, or one that is followed there.
+
+    Attributes:
+        version: the newest; 0 before the first.
+        step: of the training, if its publisher says one.
+        readers: processes on that host.
+        left_out: versions that were not published, as readers kept every slot.
+        memory_bytes: what its slots take there.
+    """
+
+    name: str
+    version: int
+    step: int | None
+    readers: int
+    left_out: int
+    memory_bytes: int
+
+
 class Snapshot(Struct, frozen=True):
     """A job at a moment.
 
@@ -128,6 +147,7 @@ class Snapshot(Struct, frozen=True):
     tables: list[Table]
     links: list[Link]
     waited_for: dict[str, float]
+    publications: list[Published] = []
     restarts: int = 0
     over: str = ""
 
@@ -185,6 +205,7 @@ class Observer:
             tables=[_table(table) for table in status["tables"]],
             links=[Link(**link) for link in status["links"]],
             waited_for=dict(self._waited_for),
+            publications=[Published(**publication) for publication in status.get("publications", [])],
             restarts=self._restarts,
         )
         return self.last
