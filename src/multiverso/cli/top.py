@@ -228,7 +228,8 @@ def _render_links(job: Job) -> str:
             size(link.bytes_sent),
             size(link.bytes_received),
             *(size(job.per_second("links", link.host, count)) for count in ("bytes_sent", "bytes_received")),
+            "" if link.round_trip_seconds is None else f"{1e3 * link.round_trip_seconds:.2g} ms",
             f"{max(0, link.connections - 1)} times",
         )
         rows.append(row)
-    return in_columns(("host", "link", "sent", "received", "sent/s", "received/s", "cut"), rows)
+    return in_columns(("host", "link", "sent", "received", "sent/s", "received/s", "round trip", "cut"), rows)

@@ -19,6 +19,7 @@ from multiverso.hosts.peer.resources import SHARE, Pace
 from multiverso.hosts.rounds.memory import RoundMemory
 from multiverso.hosts.rounds.neighbour import Neighbour
 from multiverso.hosts.rounds.rounds import Rounds
+from multiverso.hosts.transport.channel import FAR
 from multiverso.hosts.transport.credentials import Credentials
 from multiverso.hosts.transport.handshake import ROUNDS, VALUES
 from multiverso.hosts.values.copies import Copy, chunk_bytes_of
@@ -389,6 +390,7 @@ class Fabric:
                     "connections": max((way.connections for way in ways), default=0),
                     "bytes_sent": sum(way.bytes_sent for way in ways),
                     "bytes_received": sum(way.bytes_received for way in ways),
+                    "round_trip_seconds": min((end.round_trip() for end in ends), default=FAR),
                 }
         return found
 

@@ -90,6 +90,8 @@ def _families(now: Snapshot | None) -> Iterator[str]:
     yield _family("publication_left_out_total", "counter", "Versions for which readers left no slot.", left_out)
     connected: list[_Sample] = [(labels, one.state == "connected") for labels, one in links]
     yield _family("link_connected", "gauge", "1 while the connection to a host is there.", connected)
+    trips: list[_Sample] = [(labels, one.round_trip_seconds) for labels, one in links]
+    yield _family("link_round_trip_seconds", "gauge", "The shortest way to a host and back.", trips)
     logged: list[_Sample] = [
         ({**labels, "name": name}, value) for labels, one in workers for name, value in one.values.items()
     ]

@@ -314,7 +314,7 @@
     rows($("publications").tBodies[0], publications.map((one) => [one.name, one.version, one.step ?? "", one.readers, one.left_out, bytes(one.memory_bytes)]));
     $("links").closest("section").hidden = !links.length;
     rows($("links").tBodies[0], links.map((link) => [link.host, link.state,
-      ...[0, 1].map((way) => (past ? bytes(rate(past, last, (point) => (point[2][link.host] || [])[way])) : "")), link.connections > 1 ? `${link.connections - 1} times` : ""]));
+      ...[0, 1].map((way) => (past ? bytes(rate(past, last, (point) => (point[2][link.host] || [])[way])) : "")), link.round_trip_seconds == null ? "" : `${Number((1e3 * link.round_trip_seconds).toPrecision(2))} ms`, link.connections > 1 ? `${link.connections - 1} times` : ""]));
   }
   let shown = "";
   function drawVerdict() {

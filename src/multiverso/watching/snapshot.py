@@ -101,6 +101,7 @@ class Link(Struct, frozen=True):
     connections: int
     bytes_sent: float
     bytes_received: float
+    round_trip_seconds: float | None = None  # the shortest one since it was connected
 
 
 class Published(Struct, frozen=True):

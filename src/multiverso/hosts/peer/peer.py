@@ -16,7 +16,7 @@ from multiverso.deadline import Deadline
 from multiverso.errors import MultiversoError
 from multiverso.hosts.peer.frames import GREETING, HEADER_BYTES, LONGEST_BODY, Carried, Outgoing, ProtocolError, Reader
 from multiverso.hosts.peer.resources import Pace
-from multiverso.hosts.transport.channel import Channel, RefusedError, start_or_raise
+from multiverso.hosts.transport.channel import FAR, Channel, RefusedError, start_or_raise
 from multiverso.hosts.transport.handshake import HANDSHAKE_SECONDS, Begun, Hello
 from multiverso.node_log import log
 
@@ -182,6 +182,11 @@ class Peer:
         for unwanted in (refused, offered[0] if offered else None):
             if unwanted is not None:
                 unwanted.close()
+
+    def round_trip(self) -> float:
+        """Returns the shortest way there and back in seconds; ``FAR`` while that is not known."""
+        channel = self._channel
+        return channel.round_trip() if channel is not None else FAR
 
     def interrupt(self) -> None:
         """Ends the connection, as a fault of the network would; the next one begins at once."""

@@ -51,6 +51,7 @@ from multiverso.hosts.fabric import Fabric
 from multiverso.hosts.peer.frames import Body
 from multiverso.hosts.peer.messages import Messages
 from multiverso.hosts.roster import Roster
+from multiverso.hosts.transport.channel import FAR
 from multiverso.hosts.transport.listener import open_port
 from multiverso.hosts.values.options import ExchangeOptions
 from multiverso.layout import words as at
@@ -387,6 +388,8 @@ class OtherHosts(Hosts):
         links = []
         for peer, link in self.fabric.statistics().items():
             is_connected = link.pop("connected")
+            seconds = link.pop("round_trip_seconds")
+            link["round_trip_seconds"] = None if seconds == FAR else seconds
             state = "lost" if peer in self._lost else "connected" if is_connected else "cut"
             links.append({"host": self.roster.names[peer], "state": state, **link})
         return links
