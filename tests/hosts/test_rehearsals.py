@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -20,6 +21,16 @@ from multiverso.launch.results import JobResult, WorkerExit
 from warm import Warm
 
 SECONDS = 100.0
+LOGGING = """
+import multiverso as mv
+mv.init()
+table = mv.ArrayTableHandler(3)
+for step in range(1, 4 + mv.worker_id()):
+    table.add([1, 1, 1])
+    mv.log(step=step, loss=0.5)
+mv.barrier()
+mv.shutdown()
+"""
 ADDING = """
 import sys
 import numpy as np
@@ -124,7 +135,6 @@ def test_whoever_is_killed_ends_the_job_with_its_name(tmp_path: Path, how: str, 
         (("--hosts", 3, "-n", 2), "2 worker(s) cannot be spread over 3 hosts"),
         (("--hosts", 0, "-n", 2), "the number of hosts must be from 1"),
         (("--hosts", 2, "-n", 2, "--json"), "--json works on one host only yet"),
-        (("--hosts", 2, "-n", 2, "--summary"), "--summary works on one host only yet"),
         (("--hosts", 2, "-n", 2, "--wire", "int9"), "a wire format is one of"),
         (("-n", 2, "--every", "3"), "--every: useful between hosts only"),
         (("--hosts", 2, "-n", 2, "--port", 99_999), "99999 is not in the range"),
@@ -134,6 +144,15 @@ def test_what_makes_no_sense_is_refused(tmp_path: Path, arguments: tuple[object,
     done = run(*arguments, program(tmp_path, ADDING))
     assert done.returncode == 2
     assert said in done.stderr
+
+
+def test_a_summary_has_what_all_hosts_workers_have_done(tmp_path: Path) -> None:
+    done = run("--hosts", 2, "-n", 2, "--summary", program(tmp_path, LOGGING))
+    assert done.returncode == 0, done.stderr
+    assert re.findall(r"^(\d) +(\d) .*step (\d): loss=0.5$", done.stderr, re.MULTILINE) == [
+        ("0", "3", "3"),
+        ("1", "4", "4"),
+    ]
 
 
 @pytest.fixture

@@ -65,9 +65,8 @@ def launch_on_hosts(options: RunOptions) -> int:
     """
     check(options)
     assert options.hosts is not None
-    if options.json or options.summary:
-        option = "--json" if options.json else "--summary"
-        raise StartupError(f"{option} works on one host only yet: leave it out, or leave --hosts out.")
+    if options.json:
+        raise StartupError("--json works on one host only yet: leave it out, or leave --hosts out.")
     in_environment(**options.exchange)  # refused now, where it means nothing
     with Signals() as signals:
         starts = Starts(options.max_restarts, options.timeout_seconds, signals)
@@ -190,9 +189,9 @@ def tell_end(options: RunOptions, ended: Ended) -> None:
     name, said = ended.names[culprit.worker_id], ended.last_words(culprit.worker_id)
     if culprit.code == SSH_FAILED and not options.hosts.isdecimal():
         _say(f"{name} could not be reached by `{options.ssh}`, or the connection to it ended.{_quoted(said)}")
-    elif culprit.signal is not None:
+    elif culprit.signal is not None and not culprit.ended_by_us:
         _say(f"{name} (pid {culprit.pid}) was killed by {culprit.signal}; the others were ended.")
-    elif culprit.code == _IN_CONSEQUENCE:  # or all that is known of them is that they left
+    elif culprit.code == _IN_CONSEQUENCE or culprit.ended_by_us:  # or all that is known of them is that they left
         _say(
             "no host says what failed first: its launcher was ended by SIGTERM, or a worker ended with exit code 0 and "
             "without multiverso.shutdown() while others needed it; their errors name it."
@@ -264,6 +263,7 @@ def _arguments(options: RunOptions) -> list[str]:
         *(("--bind",) if options.bind else ()),
         *(("--log-dir", str(options.log_dir)) if options.log_dir else ()),
         *(("--page",) if options.page else ()),
+        *(("--summary",) if options.summary else ()),
         *(("--history", str(options.history)) if options.history else ()),
         *(("-m",) if options.module else ()),
         *("--", options.target),
@@ -275,7 +275,9 @@ def culprit_of(exits: Sequence[WorkerExit]) -> WorkerExit:
     """Which host's part ended the job: one with a code of its own, then one that was killed, then any."""
 
     def order(end: WorkerExit) -> int:
-        if end.code in (0, _IN_CONSEQUENCE) or (end.ended_by_us and end.code == SSH_FAILED):
+        if end.code == 0:
+            return 4
+        if end.code == _IN_CONSEQUENCE or (end.ended_by_us and end.code == SSH_FAILED):
             return 3
         if end.signal is not None:
             return 2 if end.ended_by_us else 1

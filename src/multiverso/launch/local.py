@@ -130,24 +130,26 @@ def _start(
         finally:
             if watch:
                 watch.leave()
-        if place.other_hosts is not None:
-            return result, end_on_host(node, place, result, report), lambda: None
-        status = node.status() if options.summary and node.had_workers else None
+        code = result.exit_code if place.other_hosts is None else end_on_host(node, place, result, report)
+        leads = place.other_hosts is None or place.other_hosts.roster.leads
+        status = node.status() if options.summary and node.had_workers and leads else None
         strangers = workers > 1 and result.exit_code == 0 and not node.had_workers
 
     def last_words() -> None:
+        if options.summary and status:
+            report.summarise(status, options.summary)
+        if place.other_hosts is not None:
+            return  # the rest has been said, or the job's launcher says it
         if strangers:
             report.warn(
                 f"none of the {workers} workers called multiverso.init(): they were {workers} independent programs, "
                 "and shared nothing."
             )
-        if options.summary and status:
-            report.summarise(status, options.summary)
         if watch and watch.history.now:
             report.ends(ending(watch.history.now))
         report.finished(result)
 
-    return result, result.exit_code, last_words
+    return result, code, last_words
 
 
 def end_on_host(node: Node, place: Place, result: JobResult, report: Report) -> int:
