@@ -50,7 +50,7 @@ class Reporter:
         self._report = report
         self._closing = closing
         self._reporting = threading.Lock()
-        self._last_lines: dict[int, Line] = {worker: Line(worker) for worker in roster.local}
+        self._last_lines: dict[int, Line] = {}
         self._last_notes: dict[int, Note] = {}
         self._thread = mover.thread("multiverso-hosts-report", self._run)
 
@@ -85,8 +85,8 @@ class Reporter:
         now, shards = time.monotonic_ns(), self._catalogue.shards
         lines = read_lines(self._control, self._roster.local, shards)
         changed = {line.worker_id: line for line in lines if self._last_lines.get(line.worker_id) != line}
-        left = [line for line in changed.values() if not line.is_live and self._last_lines[line.worker_id].is_live]
-        with_notes |= bool(left)  # what they have done is all that there will be
+        # what one that has left has done is all that there will be
+        with_notes |= any(not line.is_live and self._was_live(line.worker_id) for line in changed.values())
         keyed = self._catalogue.keyed_tables(self._roster.local) if with_notes else {}
         for line in lines if with_notes else ():
             worker = line.worker_id
@@ -100,3 +100,7 @@ class Reporter:
         if changed:
             self._last_lines = {line.worker_id: line for line in lines}
             self._report(Workers([replace(line, read_ns=now) for line in changed.values()]))
+
+    def _was_live(self, worker_id: int) -> bool:
+        last = self._last_lines.get(worker_id)
+        return last is not None and last.is_live
