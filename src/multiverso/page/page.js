@@ -250,7 +250,8 @@
       else chart.plot.setData(data);
       chart.signature = signature;
       const last = data.slice(1).map((values) => values[values.length - 1]).filter((value) => value != null);
-      const range = last.length ? `now ${format(Math.min(...last))} to ${format(Math.max(...last))}` : "no values yet";
+      const none = () => (data.slice(1).some((values) => values.some((value) => value != null)) ? "none now" : "no values yet");
+      const range = last.length ? `now ${format(Math.min(...last))} to ${format(Math.max(...last))}` : none();
       chart.place.setAttribute("aria-label", `Chart by ${links ? "host" : "worker"}: ${title}; ${range}`);
       if (!chart.pointed) say(chart.output, range);
     }
