@@ -120,6 +120,7 @@ def some_report(chance: random.Random) -> Message:
         "error": chance.choice((None, ["MultiversoError", "no"])),
         "closing": True,
         "note": "x",
+        "name": "policy",
         "question": chance.choice(
             (
                 {},
