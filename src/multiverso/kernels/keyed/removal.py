@@ -248,12 +248,8 @@ def evict(control: Address, base: Address, me: Int, seen: Words, until_ns: Int) 
     total = _total(base)
     while seen[0] < WHOLE:
         pattern = load_acquire64(base + at.EVICT_AT)
-        segment = resolve(base, pattern)
-        address = word_at(base, segment)
-        word = load_acquire64(address)
-        depth = depth_of(word)
-        if depth < 0 or pattern & ((1 << depth) - 1) != segment:
-            continue
+        segment, word = resolve(base, pattern)
+        address, depth = word_at(base, segment), depth_of(word)
         store_release64(base + at.EVICT_AT, max(next_pattern(segment, depth), 0))
         seen[0] += WHOLE >> depth
         if word & OWNER:
