@@ -7,43 +7,40 @@ the cache, so that a step costs one pass over the memory.
 
 from __future__ import annotations
 
-from multiverso.compiling.atomics import array_at, call_pull, call_push, load64, scratch, store64
+from multiverso.compiling.atomics import array_at, call_pull, call_push, scratch
 from multiverso.compiling.declaring import Address, Data, Int, Words, inner, kernel
-from multiverso.kernels.dense import add_into, end_add, end_call, end_read, next_stripe, record_operation, update_with
-from multiverso.kernels.locking import rows_of
+from multiverso.kernels.dense import (
+    PART,
+    add_into,
+    add_with,
+    change_stripes,
+    end_add,
+    end_call,
+    end_read,
+    record_operation,
+)
 from multiverso.kernels.rounds.folding import NOTHING, WHOLE, buffer_of, fold, slot_at
 from multiverso.kernels.rounds.steps import OPEN, ROUND, STAGED, finish, go_through
-from multiverso.kernels.stripe_words import (
-    hold,
-    owner_of,
-    release,
-    release_unchanged,
-    release_undo_slot,
-    take_undo_slot,
-)
 from multiverso.kernels.waits import header_of
 from multiverso.layout import words as at
 
-_PART = 4096
-
 
 @inner
-def _apply_to_part(base, update, push, pull, local_state, hyper, lo, values, local, delta):
-    """One part of the table, which begins ``lo`` elements in, and which only this worker touches meanwhile."""
+def _apply_to_stripe(base, lo, hi, what):
+    """The elements from ``lo`` to ``hi``, which only this worker touches meanwhile."""
+    update, push, pull, local_state, hyper, values, local, delta = what
     head = header_of(base)
     itemsize, stride = head.itemsize, head.elements
-    for a in range(0, values.size, _PART):
-        b = min(values.size, a + _PART)
+    for a in range(lo, hi, PART):
+        b = min(hi, a + PART)
         centre, mine = values[a:b].ctypes.data, local[a:b].ctypes.data
-        arrays = local_state + (lo + a) * itemsize
+        arrays = local_state + a * itemsize
         if push != 0:
             call_push(push, centre, mine, arrays, stride, hyper, delta.ctypes.data, b - a)
-            if update == 0:
-                add_into(values[a:b], delta[: b - a])
-            else:
-                update_with(base, update, lo + a, values[a:b], delta[: b - a], header_of(base).state_0)
+            add_with(base, update, a, values[a:b], delta[: b - a])
         if pull != 0:
             call_pull(pull, centre, mine, arrays, stride, hyper, b - a)
+    return push != 0
 
 
 @kernel
@@ -62,30 +59,11 @@ def apply_rule(
     call: Address,
 ) -> Int:
     """At once: stripe after stripe, each under its word. ``push`` or ``pull`` may be 0."""
-    head = header_of(base)
-    values = array_at(base + head.buffer_0, local.size, local)
-    stripes, length = head.stripe_count, head.stripe_size
-    delta = scratch(_PART, local)
-    rows = rows_of(base, me)
-    undo = take_undo_slot(rows, control, me, -1)
-    if undo < 0:
-        return -undo
-    owner = owner_of(rows, control, me, undo)
-    for done in range(load64(call + at.CALL_DONE), stripes):
-        stripe = next_stripe(base, me, done)
-        word = hold(rows, control, me, owner, undo, stripe)
-        if word < 0:
-            release_undo_slot(undo)
-            return -word
-        lo = stripe * length
-        hi = min(local.size, lo + length)
-        _apply_to_part(base, update, push, pull, local_state, hyper, lo, values[lo:hi], local[lo:hi], delta)
-        if push == 0:
-            release_unchanged(rows, stripe, word)
-        else:
-            release(rows, stripe, word)
-        store64(call + at.CALL_DONE, done + 1)
-    release_undo_slot(undo)
+    values = array_at(base + header_of(base).buffer_0, local.size, local)
+    what = update, push, pull, local_state, hyper, values, local, scratch(PART, local)
+    code = change_stripes(control, base, me, local.size, call, _apply_to_stripe, what)
+    if code != 0:
+        return code
     if reads == 0:
         end_add(control, base, me, local.size)
     elif push == 0:
@@ -105,9 +83,9 @@ def stage_push(base, push, me, local_state, hyper, progress, local, centre):
     head = header_of(base)
     itemsize, stride = head.itemsize, head.elements
     slot = slot_at(base, me, local)
-    delta = scratch(_PART, local)
-    for a in range(0, local.size, _PART):
-        b = min(local.size, a + _PART)
+    delta = scratch(PART, local)
+    for a in range(0, local.size, PART):
+        b = min(local.size, a + PART)
         skip = a * itemsize
         target = delta.ctypes.data if progress[STAGED] else slot[a:b].ctypes.data
         call_push(push, centre + skip, local[a:b].ctypes.data, local_state + skip, stride, hyper, target, b - a)
@@ -121,8 +99,8 @@ def pull_round(base, pull, local_state, hyper, local, centre):
     """The end of a round: the pull from the new values."""
     head = header_of(base)
     itemsize, stride = head.itemsize, head.elements
-    for a in range(0, local.size, _PART):
-        b = min(local.size, a + _PART)
+    for a in range(0, local.size, PART):
+        b = min(local.size, a + PART)
         skip = a * itemsize
         call_pull(pull, centre + skip, local[a:b].ctypes.data, local_state + skip, stride, hyper, b - a)
 

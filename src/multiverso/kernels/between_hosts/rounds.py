@@ -23,19 +23,9 @@ from __future__ import annotations
 from multiverso.compiling.atomics import array_at, load32, load64, scratch, store32, store64, words
 from multiverso.compiling.declaring import Address, Data, Int, Words, inner, kernel
 from multiverso.kernels.codes import DONE, LOST_SOMEONE
-from multiverso.kernels.dense import copy_into, end_call, record_operation, store_both, subtract_into
+from multiverso.kernels.dense import PART, copy_into, end_call, record_operation, store_both, subtract_into
 from multiverso.kernels.rounds.calls import copy_rows, stage_difference
-from multiverso.kernels.rounds.folding import (
-    NOTHING,
-    PART,
-    WHOLE,
-    bounds,
-    buffer_of,
-    part_of,
-    slot_at,
-    step_of,
-    update_part,
-)
+from multiverso.kernels.rounds.folding import NOTHING, WHOLE, bounds, buffer_of, part_of, slot_at, step_of, update_part
 from multiverso.kernels.rounds.steps import OPEN, ROUND, STAGE, STAGED, finish, gather, publish_folded
 from multiverso.kernels.rules import pull_round, stage_push
 from multiverso.kernels.waits import (
