@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from multiverso.compiling.atomics import array_at, call_pull, call_push, scratch
 from multiverso.compiling.declaring import Address, Data, Int, Words, inner, kernel
+from multiverso.kernels.codes import DONE
 from multiverso.kernels.dense import (
     PART,
     add_into,
@@ -19,8 +20,9 @@ from multiverso.kernels.dense import (
     end_read,
     record_operation,
 )
-from multiverso.kernels.rounds.folding import NOTHING, WHOLE, buffer_of, fold, slot_at
-from multiverso.kernels.rounds.steps import OPEN, ROUND, STAGED, finish, go_through
+from multiverso.kernels.rounds.calls import commit
+from multiverso.kernels.rounds.folding import buffer_of, slot_at
+from multiverso.kernels.rounds.steps import OPEN, ROUND, STAGED, finish
 from multiverso.kernels.waits import header_of
 from multiverso.layout import words as at
 
@@ -105,6 +107,41 @@ def pull_round(base, pull, local_state, hyper, local, centre):
         call_pull(pull, centre + skip, local[a:b].ctypes.data, local_state + skip, stride, hyper, b - a)
 
 
+@inner
+def step_in_round(
+    control, base, update, push, pull, me, local_state, hyper, progress, local, reads, call, values_at, commit, finish
+):
+    """Pushes into this worker's slot; if the step ``reads``, goes through the round and pulls.
+
+    Args:
+        values_at: ``values_at(base, progress, before)`` is where the values lie that the round before has left (1), or
+            this one, once it is gone through (0).
+        commit, finish: as those of ``kernels/rounds``: what goes through the round, and what ends it for this worker.
+    """
+    if push != 0 and progress[OPEN] == 0:
+        stage_push(base, push, me, local_state, hyper, progress, local, base + values_at(base, progress, 1))
+    if reads == 0:
+        record_operation(base, me, at.ADDS, local.size)
+        end_call(call)
+        return DONE
+    code = commit(control, base, update, me, progress, local)
+    if code != DONE:
+        return code
+    if pull != 0:
+        pull_round(base, pull, local_state, hyper, local, base + values_at(base, progress, 0))
+    if push != 0:
+        finish(base, me, progress, at.EXCHANGES, 2 * local.size, call)
+    else:
+        finish(base, me, progress, at.GETS, local.size, call)
+    return DONE
+
+
+@inner
+def values_of_round(base, progress, before):
+    """Where the values after this worker's round lie, or after the one that is ``before`` it."""
+    return buffer_of(base, progress[ROUND] - before)
+
+
 @kernel
 def apply_rule_in_round(
     control: Address,
@@ -121,22 +158,7 @@ def apply_rule_in_round(
     call: Address,
 ) -> Int:
     """In rounds: pushes into this worker's slot; if it ``reads``, goes through the round and pulls."""
-    if push != 0 and progress[OPEN] == 0:
-        centre = base + buffer_of(base, progress[ROUND] - 1)
-        stage_push(base, push, me, local_state, hyper, progress, local, centre)
-    if reads == 0:
-        record_operation(base, me, at.ADDS, local.size)
-        end_call(call)
-        return 0
-    progress[OPEN] = 1  # the push is in: it is not done again when this call goes in again
-    source = WHOLE if progress[STAGED] else NOTHING
-    code = go_through(control, base, update, me, source, progress, local, local, local, fold)
-    if code != 0:
-        return code
-    if pull != 0:
-        pull_round(base, pull, local_state, hyper, local, base + buffer_of(base, progress[ROUND]))
-    if push != 0:
-        finish(base, me, progress, at.EXCHANGES, 2 * local.size, call)
-    else:
-        finish(base, me, progress, at.GETS, local.size, call)
-    return 0
+    return step_in_round(
+        control, base, update, push, pull, me, local_state, hyper, progress, local, reads, call,
+        values_of_round, commit, finish,
+    )  # fmt: skip
