@@ -52,11 +52,6 @@ class Call:
         self.done = ctypes.c_int64.from_buffer(self._words, at.CALL_DONE)
         self.complete = ctypes.c_int64.from_buffer(self._words, at.CALL_COMPLETE)
 
-    @property
-    def begun(self) -> bool:
-        """Whether it has changed anything."""
-        return bool(self.done.value or self.complete.value)
-
 
 @dataclass(frozen=True)
 class CompiledRule:
@@ -122,6 +117,13 @@ class TableAccess:
     def line(self) -> int:
         """Address of this worker's line of the table."""
         return self.base + load64(self.base + at.LINES) + at.LINE_STRIDE * self.worker_id
+
+
+def refuse_bad_rows(ids: RowIds, spec: TableSpec) -> None:
+    """Raises RowIdError where an id is out of range."""
+    if ids.size and (ids.min() < 0 or ids.max() >= spec.rows):
+        outside = (ids < 0) | (ids >= spec.rows)
+        raise bad_row(ids, int(np.argmax(outside)), spec)
 
 
 def bad_row(ids: RowIds, position: int, spec: TableSpec) -> RowIdError:

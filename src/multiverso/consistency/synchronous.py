@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from multiverso.consistency.protocol import Array, Call, CompiledRule, RowIds, TableAccess, bad_row
+from multiverso.consistency.protocol import Array, Call, CompiledRule, RowIds, TableAccess, bad_row, refuse_bad_rows
 from multiverso.deadline import Deadline
 from multiverso.errors import InterruptedRoundError, MultiversoError, WaitTimeoutError
 from multiverso.kernels import rules
@@ -79,12 +79,12 @@ class Synchronous:
         rounds.committed_copy.compiled(self._dtype)(self._base, int(self._progress[at.ROUND_NUMBER]) - 1, out)
 
     def get_rows(self, ids: RowIds, out: Array, call: Call, deadline: Deadline | None) -> None:
-        self._check_rows(ids)
+        refuse_bad_rows(ids, self.access.spec)
         arguments = (self._control, self._base, self._update, self._me, self._progress, ids, out, call.address)
         self._read("get", lambda: self._kernels.read_rows.compiled(self._dtype)(*arguments), deadline)
 
     def get_rows_again(self, ids: RowIds, out: Array) -> None:
-        self._check_rows(ids)
+        refuse_bad_rows(ids, self.access.spec)
         rounds.committed_rows.compiled(self._dtype)(self._base, int(self._progress[at.ROUND_NUMBER]) - 1, ids, out)
 
     def exchange(self, local: Array, last: Array, call: Call, deadline: Deadline | None) -> None:
@@ -170,11 +170,6 @@ class Synchronous:
                 f"{self.access.name} has an updater, and has gone through rounds while no worker of this host had it: "
                 "make it on every host before the first round"
             )
-
-    def _check_rows(self, ids: RowIds) -> None:
-        if ids.size and (ids.min() < 0 or ids.max() >= self.access.spec.rows):
-            outside = (ids < 0) | (ids >= self.access.spec.rows)
-            raise bad_row(ids, int(np.argmax(outside)), self.access.spec)
 
     def _refuse_in_round(self) -> None:
         if self._progress[at.ROUND_OPEN]:
