@@ -16,7 +16,6 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from operator import index
 from types import EllipsisType
-from typing import Protocol
 
 import numpy as np
 
@@ -76,7 +75,7 @@ class SharedBatches:
         mine["owner"] = 0
 
     def begin(self, session: Session, dealt: Epoch, deadline: Deadline) -> int:
-        """Begins the next deal, or joins it; waits for workers that are still in the one before."""
+        """Begins the next deal, or joins it; waits for workers still in the one before. Returns its number."""
         number = self._deals + 1
         head, line = self._head, self._lines[self._me]
 
@@ -197,7 +196,7 @@ class SharedBatches:
                 wait_for_change(control.address + at.EVENT, seen, deadline.slice_left())
 
     def leave(self, session: Session, unfinished: bool) -> None:
-        """The loop is over, and with it what this worker was given, but for what it may have taken ahead."""
+        """The loop is over, and with it what this worker was given; ``unfinished``: but for what it took ahead."""
         if session.closed is not None:
             return
         line = self._lines[self._me]
@@ -205,19 +204,6 @@ class SharedBatches:
             line["taken"] = 0
         line["done"] = self._deals
         self._control.notify()
-
-
-class BatchSource(Protocol):
-    """What is behind a `Dealer`: who is given which batch."""
-
-    def begin(self, session: Session, dealt: Epoch, deadline: Deadline) -> int:
-        """Begins the next deal, or joins it; returns its number."""
-
-    def take(self, session: Session, number: int, dealt: Epoch, ahead: int, deadline: Deadline) -> int | None:
-        """Returns the next batch for this worker, or None when the epoch is over."""
-
-    def leave(self, session: Session, unfinished: bool) -> None:
-        """The loop is over; with ``unfinished`` what was taken ahead is yet to be worked on."""
 
 
 class Dealer:
@@ -233,7 +219,7 @@ class Dealer:
                 f"{session.consistency.name} mode all have to read equally often: use mv.shard(n, epoch=...), or "
                 "init() without sync and staleness"
             )
-        self.source: BatchSource = AskedBatches() if session.hosts else SharedBatches(session)
+        self.source = AskedBatches() if session.hosts else SharedBatches(session)
         self._inside = False
         self._next_epoch: dict[tuple[int, int, int], int] = {}
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 from dataclasses import asdict
-from typing import Any
 
 import msgspec
 import numpy as np
@@ -17,11 +16,11 @@ from multiverso.errors import SnapshotError
 from multiverso.files.opening import write_whole
 from multiverso.files.parsing import Count, tensors
 from multiverso.spec.states import State
+from multiverso.tables.convert import Array
+from multiverso.tables.keyed.keys import Keys
 from multiverso.tables.keyed.spec import KeyedSpec
 
 _FORMAT = "multiverso keyed table 1"
-Array = npt.NDArray[Any]
-Keys = npt.NDArray[np.int64]
 
 
 class Content(Struct, frozen=True):
@@ -69,11 +68,15 @@ def save(path: str | os.PathLike[str], spec: KeyedSpec, content: Content, more: 
     return whole
 
 
+def _widths(spec: KeyedSpec) -> dict[str, int]:
+    """Returns the parts of a row by their names in a file, and how many numbers each has."""
+    return dict(zip(["values", *(f"state.{state.name}" for state in spec.states)], spec.widths(), strict=True))
+
+
 def _columns(spec: KeyedSpec, rows: npt.NDArray[np.uint8]) -> dict[str, Array]:
     """Takes rows apart: values and each of the updater's states."""
-    names = ["values", *(f"state.{state.name}" for state in spec.states)]
     numbers, end, found = rows.view(spec.dtype), 0, {}
-    for name, width in zip(names, spec.widths(), strict=True):
+    for name, width in _widths(spec).items():
         found[name] = np.ascontiguousarray(numbers[:, end : end + width])
         end += width
     return found
@@ -105,7 +108,7 @@ def _content(path: str | os.PathLike[str], spec: KeyedSpec, arrays: dict[str, Ar
     good = "keys" in arrays and all(a.dtype == np.int64 and a.ndim == 1 for a in (keys, removed))
     good = good and (uses is None or (uses.dtype == np.int32 and uses.shape == keys.shape))
     parts = []
-    for name, width in zip(["values", *(f"state.{state.name}" for state in spec.states)], spec.widths(), strict=True):
+    for name, width in _widths(spec).items():
         array = arrays.get(name)
         if array is None or array.shape != (keys.size, width) or array.dtype != spec.dtype:
             good = False
