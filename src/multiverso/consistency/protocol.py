@@ -69,9 +69,9 @@ class CompiledRule:
     hyper: Array = field(compare=False)
 
     @cached_property
-    def hyper_address(self) -> int:
-        """Where the hyperparameters are; asking NumPy takes a third of a small step's time."""
-        return int(self.hyper.ctypes.data)
+    def words(self) -> Array:
+        """All of it as kernels take it: see ``kernels/rules.py``."""
+        return np.array([self.push, self.pull, self.local_state, self.hyper.ctypes.data])
 
 
 @dataclass(frozen=True)

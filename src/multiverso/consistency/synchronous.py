@@ -95,21 +95,9 @@ class Synchronous:
         self, rule: CompiledRule, local: Array, push: bool, pull: bool, call: Call, deadline: Deadline | None
     ) -> None:
         kernel = self._apply_rule.compiled(self._dtype)
-        arguments = (
-            self._control,
-            self._base,
-            self._update,
-            rule.push if push else 0,
-            rule.pull,
-            self._me,
-            rule.local_state,
-            rule.hyper_address,
-            self._progress,
-            local,
-            int(pull),
-            call.address,
-        )
-        self._read("step", lambda: kernel(*arguments), deadline)
+        does = (rules.PUSHES if push else 0) | (rules.PULLS if pull else 0)
+        places = (self._control, self._base, self._update, self._me)
+        self._read("step", lambda: kernel(*places, rule.words, self._progress, local, does, call.address), deadline)
 
     def snapshot(self, out: Array) -> None:
         for _ in range(_SNAPSHOT_TRIES):

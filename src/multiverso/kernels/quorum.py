@@ -303,14 +303,18 @@ def _values_read(base, progress, before):
 
 @kernel
 def apply_rule(
-    control: Address, base: Address, update: Address, push: Address, pull: Address, me: Int, local_state: Address,
-    hyper: Address, progress: Words, local: Data, reads: Int, call: Address,
-) -> Int:  # fmt: skip
+    control: Address,
+    base: Address,
+    update: Address,
+    me: Int,
+    rule: Words,
+    progress: Words,
+    local: Data,
+    does: Int,
+    call: Address,
+) -> Int:
     """As ``rules.apply_rule_in_round``."""
-    return step_in_round(
-        control, base, update, push, pull, me, local_state, hyper, progress, local, reads, call,
-        _values_read, take_part, finish,
-    )  # fmt: skip
+    return step_in_round(control, base, update, me, rule, progress, local, does, call, _values_read, take_part, finish)
 
 
 @kernel

@@ -26,23 +26,41 @@ from multiverso.kernels.rounds.steps import OPEN, ROUND, STAGED, finish
 from multiverso.kernels.waits import header_of
 from multiverso.layout import words as at
 
+# the words of a rule: addresses of its loops, PULL_LOOP may be 0; of this worker's own arrays; of its hyperparameters
+PUSH_LOOP, PULL_LOOP, LOCAL_STATE, HYPER = range(4)
+# what a step does: both or one of these
+PUSHES, PULLS = 1, 2
+
+
+@inner
+def _push(base, rule, a, centre, local, delta):
+    """The push of a part that begins ``a`` elements in, from the values at ``centre``, into what is at ``delta``."""
+    arrays = rule[LOCAL_STATE] + a * header_of(base).itemsize
+    mine, stride = local.ctypes.data, header_of(base).elements
+    call_push(rule[PUSH_LOOP], centre, mine, arrays, stride, rule[HYPER], delta, local.size)
+
+
+@inner
+def _pull(base, rule, a, centre, local):
+    """The pull of a part that begins ``a`` elements in, from the values at ``centre``, if the rule has one."""
+    if rule[PULL_LOOP] != 0:
+        arrays = rule[LOCAL_STATE] + a * header_of(base).itemsize
+        mine, stride = local.ctypes.data, header_of(base).elements
+        call_pull(rule[PULL_LOOP], centre, mine, arrays, stride, rule[HYPER], local.size)
+
 
 @inner
 def _apply_to_stripe(base, lo, hi, what):
     """The elements from ``lo`` to ``hi``, which only this worker touches meanwhile."""
-    update, push, pull, local_state, hyper, values, local, delta = what
-    head = header_of(base)
-    itemsize, stride = head.itemsize, head.elements
+    update, rule, does, values, local, delta = what
     for a in range(lo, hi, PART):
         b = min(hi, a + PART)
-        centre, mine = values[a:b].ctypes.data, local[a:b].ctypes.data
-        arrays = local_state + a * itemsize
-        if push != 0:
-            call_push(push, centre, mine, arrays, stride, hyper, delta.ctypes.data, b - a)
+        if does & PUSHES:
+            _push(base, rule, a, values[a:b].ctypes.data, local[a:b], delta.ctypes.data)
             add_with(base, update, a, values[a:b], delta[: b - a])
-        if pull != 0:
-            call_pull(pull, centre, mine, arrays, stride, hyper, b - a)
-    return push != 0
+        if does & PULLS:
+            _pull(base, rule, a, values[a:b].ctypes.data, local[a:b])
+    return does & PUSHES != 0
 
 
 @kernel
@@ -50,25 +68,22 @@ def apply_rule(
     control: Address,
     base: Address,
     update: Address,
-    push: Address,
-    pull: Address,
     me: Int,
-    local_state: Address,
-    hyper: Address,
+    rule: Words,
     local: Data,
-    reads: Int,
+    does: Int,
     ticks: Int,
     call: Address,
 ) -> Int:
-    """At once: stripe after stripe, each under its word. ``push`` or ``pull`` may be 0."""
+    """A step at once: stripe after stripe, each under its word."""
     values = array_at(base + header_of(base).buffer_0, local.size, local)
-    what = update, push, pull, local_state, hyper, values, local, scratch(PART, local)
+    what = update, rule, does, values, local, scratch(PART, local)
     code = change_stripes(control, base, me, local.size, call, _apply_to_stripe, what)
     if code != 0:
         return code
-    if reads == 0:
+    if does & PULLS == 0:
         end_add(control, base, me, local.size)
-    elif push == 0:
+    elif does & PUSHES == 0:
         end_read(control, base, me, at.GETS, local.size, ticks)
     else:
         end_read(control, base, me, at.EXCHANGES, 2 * local.size, ticks)
@@ -77,59 +92,44 @@ def apply_rule(
 
 
 @inner
-def stage_push(base, push, me, local_state, hyper, progress, local, centre):
+def _stage_push(base, me, rule, progress, local, centre):
     """A push in a round: its contribution goes into this worker's slot, as the first or added to the rest.
 
     ``centre`` is where the values lie that this worker has read last.
     """
-    head = header_of(base)
-    itemsize, stride = head.itemsize, head.elements
     slot = slot_at(base, me, local)
     delta = scratch(PART, local)
     for a in range(0, local.size, PART):
         b = min(local.size, a + PART)
-        skip = a * itemsize
         target = delta.ctypes.data if progress[STAGED] else slot[a:b].ctypes.data
-        call_push(push, centre + skip, local[a:b].ctypes.data, local_state + skip, stride, hyper, target, b - a)
+        _push(base, rule, a, centre + a * header_of(base).itemsize, local[a:b], target)
         if progress[STAGED]:
             add_into(slot[a:b], delta[: b - a])
     progress[STAGED] = 1
 
 
 @inner
-def pull_round(base, pull, local_state, hyper, local, centre):
-    """The end of a round: the pull from the new values."""
-    head = header_of(base)
-    itemsize, stride = head.itemsize, head.elements
-    for a in range(0, local.size, PART):
-        b = min(local.size, a + PART)
-        skip = a * itemsize
-        call_pull(pull, centre + skip, local[a:b].ctypes.data, local_state + skip, stride, hyper, b - a)
-
-
-@inner
-def step_in_round(
-    control, base, update, push, pull, me, local_state, hyper, progress, local, reads, call, values_at, commit, finish
-):
-    """Pushes into this worker's slot; if the step ``reads``, goes through the round and pulls.
+def step_in_round(control, base, update, me, rule, progress, local, does, call, values_at, commit, finish):
+    """A step in rounds: pushes into this worker's slot; if it pulls, goes through the round first.
 
     Args:
         values_at: ``values_at(base, progress, before)`` is where the values lie that the round before has left (1), or
             this one, once it is gone through (0).
         commit, finish: as those of ``kernels/rounds``: what goes through the round, and what ends it for this worker.
     """
-    if push != 0 and progress[OPEN] == 0:
-        stage_push(base, push, me, local_state, hyper, progress, local, base + values_at(base, progress, 1))
-    if reads == 0:
+    if does & PUSHES and progress[OPEN] == 0:
+        _stage_push(base, me, rule, progress, local, base + values_at(base, progress, 1))
+    if does & PULLS == 0:
         record_operation(base, me, at.ADDS, local.size)
         end_call(call)
         return DONE
     code = commit(control, base, update, me, progress, local)
     if code != DONE:
         return code
-    if pull != 0:
-        pull_round(base, pull, local_state, hyper, local, base + values_at(base, progress, 0))
-    if push != 0:
+    centre = base + values_at(base, progress, 0)
+    for a in range(0, local.size, PART):
+        _pull(base, rule, a, centre + a * header_of(base).itemsize, local[a : a + PART])
+    if does & PUSHES:
         finish(base, me, progress, at.EXCHANGES, 2 * local.size, call)
     else:
         finish(base, me, progress, at.GETS, local.size, call)
@@ -147,18 +147,12 @@ def apply_rule_in_round(
     control: Address,
     base: Address,
     update: Address,
-    push: Address,
-    pull: Address,
     me: Int,
-    local_state: Address,
-    hyper: Address,
+    rule: Words,
     progress: Words,
     local: Data,
-    reads: Int,
+    does: Int,
     call: Address,
 ) -> Int:
-    """In rounds: pushes into this worker's slot; if it ``reads``, goes through the round and pulls."""
-    return step_in_round(
-        control, base, update, push, pull, me, local_state, hyper, progress, local, reads, call,
-        values_of_round, commit, finish,
-    )  # fmt: skip
+    """As `step_in_round`."""
+    return step_in_round(control, base, update, me, rule, progress, local, does, call, values_of_round, commit, finish)

@@ -233,21 +233,17 @@ def apply_rule(
     control: Address,
     base: Address,
     update: Address,
-    push: Address,
-    pull: Address,
     me: Int,
-    local_state: Address,
-    hyper: Address,
+    rule: Words,
     progress: Words,
     local: Data,
-    reads: Int,
+    does: Int,
     call: Address,
 ) -> Int:
     """As ``rules.apply_rule_in_round``."""
     return step_in_round(
-        control, base, update, push, pull, me, local_state, hyper, progress, local, reads, call,
-        values_of_round, _commit, _finish,
-    )  # fmt: skip
+        control, base, update, me, rule, progress, local, does, call, values_of_round, _commit, _finish
+    )
 
 
 @kernel
