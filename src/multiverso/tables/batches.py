@@ -224,24 +224,20 @@ class Dealer:
         self._next_epoch: dict[tuple[int, int, int], int] = {}
 
     def deal(
-        self,
-        session: Session,
-        n: int,
-        size: int,
-        seed: int = 0,
-        epoch: int | None = None,
-        *,
-        ahead: int = 0,
-        timeout_seconds: float | None = None,
+        self, session: Session, key: tuple[int, int, int], epoch: int | None, ahead: int, timeout_seconds: float | None
     ) -> Iterator[Words]:
-        """Yields the batches that this worker is given; see `multiverso.batches` and the torch sampler."""
+        """Yields the batches that this worker is given; see the function `deal`.
+
+        Args:
+            session, epoch, ahead, timeout_seconds: as there.
+            key: how many samples, the size of a batch, and the seed: epochs of the same are counted.
+        """
         session.check_may_wait()
         if self._inside:
             raise StartupError(
                 "this worker is still in its last loop over mv.batches: leave that one first (by its end, or by "
                 "break); such loops cannot be nested"
             )
-        key = (n, size, seed)
         dealt = Epoch(*key, self._next_epoch.get(key, 0) if epoch is None else epoch)
         self._inside = True
         try:
@@ -252,7 +248,7 @@ class Dealer:
                 batch = self.source.take(session, number, dealt, ahead, session.start_deadline(timeout_seconds))
                 if batch is None:
                     return
-                yield order[batch * size : (batch + 1) * size].copy()
+                yield order[batch * dealt.size : (batch + 1) * dealt.size].copy()
         finally:
             self._inside = False
             self.source.leave(session, unfinished=ahead > 0)
@@ -286,7 +282,5 @@ def deal(
         raise ValueError(f"ahead is a number of batches, 0 to {MOST_AHEAD}; got {ahead!r}")
     if session not in _dealers:
         _dealers[session] = Dealer(session)
-    number = None if epoch is None else index(epoch)
-    return _dealers[session].deal(
-        session, index(n), index(size), index(seed), number, ahead=index(ahead), timeout_seconds=timeout_seconds
-    )
+    key, number = (index(n), index(size), index(seed)), None if epoch is None else index(epoch)
+    return _dealers[session].deal(session, key, number, index(ahead), timeout_seconds)

@@ -47,25 +47,21 @@ class Copied(Struct, frozen=True):
     spec: KeyedSpec
     content: Content
 
-    def save(self, path: str | os.PathLike[str]) -> None:
-        """Writes it to a file."""
-        save(path, self.spec, self.content)
+    def save(self, path: str | os.PathLike[str], more: dict[str, str] | None = None) -> bytes:
+        """Writes keys (n,), values (n, dim) and updater state to one file, whole or not at all; returns its bytes."""
+        from safetensors.numpy import save as serialise
 
-
-def save(path: str | os.PathLike[str], spec: KeyedSpec, content: Content, more: dict[str, str] | None = None) -> bytes:
-    """Writes keys (n,), values (n, dim) and updater state to one file, whole or not at all; returns its bytes."""
-    from safetensors.numpy import save as serialise
-
-    header = {"format": _FORMAT, "table": json.dumps(spec.as_message()), "ticks": str(content.ticks)}
-    header |= more or {}
-    arrays = {"keys": content.keys, **_columns(spec, content.rows)}
-    if content.uses is not None:
-        arrays["uses"] = (content.uses >> 32).astype(np.int32)
-    if content.removed.size:
-        arrays["removed"] = content.removed
-    whole: bytes = serialise(arrays, metadata=header)
-    write_whole(path, whole)
-    return whole
+        content = self.content
+        header = {"format": _FORMAT, "table": json.dumps(self.spec.as_message()), "ticks": str(content.ticks)}
+        header |= more or {}
+        arrays = {"keys": content.keys, **_columns(self.spec, content.rows)}
+        if content.uses is not None:
+            arrays["uses"] = (content.uses >> 32).astype(np.int32)
+        if content.removed.size:
+            arrays["removed"] = content.removed
+        whole: bytes = serialise(arrays, metadata=header)
+        write_whole(path, whole)
+        return whole
 
 
 def _widths(spec: KeyedSpec) -> dict[str, int]:
@@ -83,7 +79,7 @@ def _columns(spec: KeyedSpec, rows: npt.NDArray[np.uint8]) -> dict[str, Array]:
 
 
 def load(path: str | os.PathLike[str], spec: KeyedSpec) -> Content:
-    """Returns what `save` wrote, if it fits the table.
+    """Returns what `Copied.save` wrote, if it fits the table.
 
     Raises:
         SnapshotError: it does not, or this is not a saved keyed table.

@@ -187,7 +187,7 @@ def write(directory: Path, spec: KeyedSpec, content: Content, before: list[Snaps
     parent = before[-1].number if before else None
     name = f"snapshot-{number}.safetensors"
     link = {"number": str(number), "parent": str(parent or "")}
-    data = saving.save(directory / name, spec, content, link)
+    data = saving.Copied(spec, content).save(directory / name, link)
     snapshot = Snapshot(
         number,
         parent,
