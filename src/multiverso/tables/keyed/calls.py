@@ -137,11 +137,12 @@ class KeyedCalls:
 
     def _evict(self, seen: Keys, seconds: float | None) -> int:
         end = 2**62 if seconds is None else time.monotonic_ns() + int(seconds * 1e9)
+        evict, places = removal.evict.compiled(), (self._session.control.address, self._memory.address)
         with turn(self.lock, self._spec):
             while seen[0] < removal.WHOLE:
                 self._clear(None)  # a slice at a time: the interpreter may have a signal to handle
                 slice_end = min(end, time.monotonic_ns() + 50_000_000)
-                self._one(removal.evict, seen, slice_end)
+                evict(*places, self._session.worker_id, seen, slice_end)
                 if time.monotonic_ns() >= end:
                     break
         return int(seen[1])
@@ -189,12 +190,6 @@ class KeyedCalls:
                 return int(code[0])
 
             session.resume(code[0], again, deadline, self.what)
-
-    def _one(self, kernel: Any, *arguments: Any) -> int:
-        code: int = kernel.compiled()(
-            self._session.control.address, self._memory.address, self._session.worker_id, *arguments
-        )
-        return code
 
     # -- calls that raised -----------------------------------------------------------------------------------
 
