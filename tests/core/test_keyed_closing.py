@@ -143,7 +143,7 @@ def test_who_reads_it_from_outside_gets_nothing_of_the_table_in_its_place(alone:
         table.close()
         wider = mv.KeyedTable(200, session=alone)
         wider.add(np.ones((100, 200)), KEYS[:100])
-        assert load64(reader._view.address + at.COLUMNS) == 200, "not the same place: nothing is tested here"
+        assert load64(reader._segment.address + at.COLUMNS) == 200, "not the same place: nothing is tested here"
         with pytest.raises(NodeLostError):
             reader.get(KEYS[:100], out)
     assert (numbers[200:] == 7).all(), "beyond what the caller gave"

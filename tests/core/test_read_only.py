@@ -40,9 +40,9 @@ def test_rows_by_key_are_what_the_workers_see() -> None:
             table.remove(keys)
             np.testing.assert_array_equal(seen.get(keys), table.get(keys))
             assert not np.array_equal(seen.get(keys), out + 1)
-            before = load64(seen._view.address + at.EPOCH), table.stats()
+            before = load64(seen._segment.address + at.EPOCH), table.stats()
             seen.get(keys)
-            assert (load64(seen._view.address + at.EPOCH), table.stats()) == before, "nobody notices"
+            assert (load64(seen._segment.address + at.EPOCH), table.stats()) == before, "nobody notices"
         with pytest.raises(NodeLostError, match="attach again"):
             seen.get(1)
 
@@ -82,7 +82,7 @@ def test_memory_that_is_lent_cannot_be_written_to() -> None:
     with Node(1) as node, Session(node.address) as session:
         mv.KeyedTable(3, session=session, name="users")
         with mv.attach_read_only("users", node.address) as seen:
-            start = f"{seen._view.address:x}-"
+            start = f"{seen._segment.address:x}-"
             rows = [row for row in Path("/proc/self/maps").read_text().splitlines() if row.startswith(start)]
             assert [row.split()[1] for row in rows] == ["r--s"]
 

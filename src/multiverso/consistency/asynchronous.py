@@ -70,22 +70,10 @@ class Asynchronous:
     def apply_rule(
         self, rule: CompiledRule, local: Array, push: bool, pull: bool, call: Call, deadline: Deadline | None
     ) -> None:
-        self._run(
-            rules.apply_rule.compiled(self.access.spec.dtype),
-            deadline,
-            self._control,
-            self._base,
-            self._update,
-            rule.push if push else 0,
-            rule.pull if pull else 0,
-            self._me,
-            rule.local_state,
-            rule.hyper_address,
-            local,
-            int(pull),
-            self.ticks if pull else NO_TICK,
-            call.address,
-        )
+        kernel, ticks = rules.apply_rule.compiled(self.access.spec.dtype), self.ticks if pull else NO_TICK
+        does = (rules.PUSHES if push else 0) | (rules.PULLS if pull else 0)
+        places = (self._control, self._base, self._update, self._me)
+        self._run(kernel, deadline, *places, rule.words, local, does, ticks, call.address)
 
     def add_rows(self, ids: RowIds, delta: Array, call: Call, deadline: Deadline | None = None) -> None:
         # written out: of small calls a tuple of the arguments, and a function that keeps them, are a tenth

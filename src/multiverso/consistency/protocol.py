@@ -52,11 +52,6 @@ class Call:
         self.done = ctypes.c_int64.from_buffer(self._words, at.CALL_DONE)
         self.complete = ctypes.c_int64.from_buffer(self._words, at.CALL_COMPLETE)
 
-    @property
-    def begun(self) -> bool:
-        """Whether it has changed anything."""
-        return bool(self.done.value or self.complete.value)
-
 
 @dataclass(frozen=True)
 class CompiledRule:
@@ -74,9 +69,9 @@ class CompiledRule:
     hyper: Array = field(compare=False)
 
     @cached_property
-    def hyper_address(self) -> int:
-        """Where the hyperparameters are; asking NumPy takes a third of a small step's time."""
-        return int(self.hyper.ctypes.data)
+    def words(self) -> Array:
+        """All of it as kernels take it: see ``kernels/rules.py``."""
+        return np.array([self.push, self.pull, self.local_state, self.hyper.ctypes.data])
 
 
 @dataclass(frozen=True)
@@ -122,6 +117,13 @@ class TableAccess:
     def line(self) -> int:
         """Address of this worker's line of the table."""
         return self.base + load64(self.base + at.LINES) + at.LINE_STRIDE * self.worker_id
+
+
+def refuse_bad_rows(ids: RowIds, spec: TableSpec) -> None:
+    """Raises RowIdError where an id is out of range."""
+    if ids.size and (ids.min() < 0 or ids.max() >= spec.rows):
+        outside = (ids < 0) | (ids >= spec.rows)
+        raise bad_row(ids, int(np.argmax(outside)), spec)
 
 
 def bad_row(ids: RowIds, position: int, spec: TableSpec) -> RowIdError:

@@ -15,7 +15,7 @@ from statistics import median
 import numpy as np
 
 from multiverso.consistency import recording
-from multiverso.consistency.protocol import Array, Call, RowIds, TableAccess
+from multiverso.consistency.protocol import Array, Call, RowIds, TableAccess, refuse_bad_rows
 from multiverso.consistency.synchronous import Synchronous
 from multiverso.deadline import Deadline
 from multiverso.errors import MultiversoError
@@ -59,12 +59,12 @@ class QuorumRounds(Synchronous):
         quorum.again.compiled(self._dtype)(self._base, self._progress, out)
 
     def get_rows(self, ids: RowIds, out: Array, call: Call, deadline: Deadline | None) -> None:
-        self._check_rows(ids)
+        refuse_bad_rows(ids, self.access.spec)
         self.get(np.empty(self.access.spec.elements, self._dtype), call, deadline)
         self.get_rows_again(ids, out)
 
     def get_rows_again(self, ids: RowIds, out: Array) -> None:
-        self._check_rows(ids)
+        refuse_bad_rows(ids, self.access.spec)
         values = np.empty(self.access.spec.elements, self._dtype)
         self.get_again(values)
         out[:] = values.reshape(self.access.spec.rows, -1)[ids].ravel()

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from multiverso.consistency.protocol import Array, Call, CompiledRule, RowIds, TableAccess, bad_row
+from multiverso.consistency.protocol import Array, Call, CompiledRule, RowIds, TableAccess, bad_row, refuse_bad_rows
 from multiverso.deadline import Deadline
 from multiverso.errors import InterruptedRoundError, MultiversoError, WaitTimeoutError
 from multiverso.kernels import rules
@@ -79,12 +79,12 @@ class Synchronous:
         rounds.committed_copy.compiled(self._dtype)(self._base, int(self._progress[at.ROUND_NUMBER]) - 1, out)
 
     def get_rows(self, ids: RowIds, out: Array, call: Call, deadline: Deadline | None) -> None:
-        self._check_rows(ids)
+        refuse_bad_rows(ids, self.access.spec)
         arguments = (self._control, self._base, self._update, self._me, self._progress, ids, out, call.address)
         self._read("get", lambda: self._kernels.read_rows.compiled(self._dtype)(*arguments), deadline)
 
     def get_rows_again(self, ids: RowIds, out: Array) -> None:
-        self._check_rows(ids)
+        refuse_bad_rows(ids, self.access.spec)
         rounds.committed_rows.compiled(self._dtype)(self._base, int(self._progress[at.ROUND_NUMBER]) - 1, ids, out)
 
     def exchange(self, local: Array, last: Array, call: Call, deadline: Deadline | None) -> None:
@@ -95,21 +95,9 @@ class Synchronous:
         self, rule: CompiledRule, local: Array, push: bool, pull: bool, call: Call, deadline: Deadline | None
     ) -> None:
         kernel = self._apply_rule.compiled(self._dtype)
-        arguments = (
-            self._control,
-            self._base,
-            self._update,
-            rule.push if push else 0,
-            rule.pull,
-            self._me,
-            rule.local_state,
-            rule.hyper_address,
-            self._progress,
-            local,
-            int(pull),
-            call.address,
-        )
-        self._read("step", lambda: kernel(*arguments), deadline)
+        does = (rules.PUSHES if push else 0) | (rules.PULLS if pull else 0)
+        places = (self._control, self._base, self._update, self._me)
+        self._read("step", lambda: kernel(*places, rule.words, self._progress, local, does, call.address), deadline)
 
     def snapshot(self, out: Array) -> None:
         for _ in range(_SNAPSHOT_TRIES):
@@ -170,11 +158,6 @@ class Synchronous:
                 f"{self.access.name} has an updater, and has gone through rounds while no worker of this host had it: "
                 "make it on every host before the first round"
             )
-
-    def _check_rows(self, ids: RowIds) -> None:
-        if ids.size and (ids.min() < 0 or ids.max() >= self.access.spec.rows):
-            outside = (ids < 0) | (ids >= self.access.spec.rows)
-            raise bad_row(ids, int(np.argmax(outside)), self.access.spec)
 
     def _refuse_in_round(self) -> None:
         if self._progress[at.ROUND_OPEN]:

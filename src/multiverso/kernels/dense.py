@@ -37,7 +37,7 @@ from multiverso.kernels.stripe_words import (
 from multiverso.kernels.waits import header_of, line_of, tell_watchers, tick
 from multiverso.layout import words as at
 
-_CHUNK = 4096
+PART = 4096  # elements
 _TRIES = 4  # of a read of a stripe without its word
 _BEHIND_HYPER = 8 + 1  # places for the most hyperparameters and a count
 
@@ -119,10 +119,26 @@ def update_in_step(base, update, offset, values, delta, state, step):
 
 
 @inner
-def update_with(base, update, offset, values, delta, state):
-    """Runs a compiled updater at once, as ``update_in_step`` does: the step is the next one to be done."""
-    step = version_of(base) + 1 if header_of(base).step_place > 0 else 0
-    update_in_step(base, update, offset, values, delta, state, step)
+def add_with(base, update, offset, values, delta):
+    """Adds at once to a part that begins ``offset`` elements in, plainly or by an updater, as the next step."""
+    if update == 0:
+        add_into(values, delta)
+    else:
+        step = version_of(base) + 1 if header_of(base).step_place > 0 else 0
+        update_in_step(base, update, offset, values, delta, header_of(base).state_0, step)
+
+
+@inner
+def exchange_with(base, update, offset, values, local, last, delta):
+    """As ``add_with``, of ``local - last``; then both are what the values are. ``delta`` has room for a PART."""
+    if update == 0:
+        push_pull(values, local, last)
+        return
+    for a in range(0, values.size, PART):
+        b = min(values.size, a + PART)
+        subtract_into(delta[: b - a], local[a:b], last[a:b])
+        add_with(base, update, offset + a, values[a:b], delta[: b - a])
+        store_both(values[a:b], local[a:b], last[a:b])
 
 
 @inner
@@ -187,12 +203,13 @@ def next_stripe(base, me, done):
     return (me * stripes // max(header_of(base).table_workers, me + 1) + done) % stripes
 
 
-@kernel
-def add(control: Address, base: Address, update: Address, me: Int, delta: Data, call: Address) -> Int:
-    """Adds ``delta`` to the whole table, through its updater: 0, or why it stopped; the call's record says where."""
-    head = header_of(base)
-    values = array_at(base + head.buffer_0, delta.size, delta)
-    stripes, length = head.stripe_count, head.stripe_size
+@inner
+def change_stripes(control, base, me, size, call, change, what):
+    """Changes one stripe after another under its word: 0, or why it stopped; the call's record says where.
+
+    ``change(base, lo, hi, what)`` does so with the elements from ``lo`` to ``hi``, and returns whether any are others.
+    """
+    stripes, length = header_of(base).stripe_count, header_of(base).stripe_size
     rows = rows_of(base, me)
     undo = take_undo_slot(rows, control, me, -1)
     if undo < 0:
@@ -205,14 +222,29 @@ def add(control: Address, base: Address, update: Address, me: Int, delta: Data, 
             release_undo_slot(undo)
             return -word
         lo = stripe * length
-        hi = min(delta.size, lo + length)
-        if update == 0:
-            add_into(values[lo:hi], delta[lo:hi])
+        if change(base, lo, min(size, lo + length), what):
+            release(rows, stripe, word)
         else:
-            update_with(base, update, lo, values[lo:hi], delta[lo:hi], header_of(base).state_0)
-        release(rows, stripe, word)
+            release_unchanged(rows, stripe, word)
         store64(call + at.CALL_DONE, done + 1)
     release_undo_slot(undo)
+    return 0
+
+
+@inner
+def _add_stripe(base, lo, hi, what):
+    update, values, delta = what
+    add_with(base, update, lo, values[lo:hi], delta[lo:hi])
+    return True
+
+
+@kernel
+def add(control: Address, base: Address, update: Address, me: Int, delta: Data, call: Address) -> Int:
+    """Adds ``delta`` to the whole table, through its updater: 0, or why it stopped; the call's record says where."""
+    values = array_at(base + header_of(base).buffer_0, delta.size, delta)
+    code = change_stripes(control, base, me, delta.size, call, _add_stripe, (update, values, delta))
+    if code != 0:
+        return code
     end_add(control, base, me, delta.size)
     end_call(call)
     return 0
@@ -261,32 +293,31 @@ def get(control: Address, base: Address, me: Int, out: Data, ticks: Int, call: A
     return 0
 
 
+@inner
+def _put_stripe(base, lo, hi, what):
+    values, source = what
+    copy_into(values[lo:hi], source[lo:hi])
+    return True
+
+
 @kernel
 def put(control: Address, base: Address, me: Int, source: Data, call: Address) -> Int:
     """Overwrites the table: initial values and loading."""
-    head = header_of(base)
-    values = array_at(base + head.buffer_0, source.size, source)
-    stripes, length = head.stripe_count, head.stripe_size
-    rows = rows_of(base, me)
-    undo = take_undo_slot(rows, control, me, -1)
-    if undo < 0:
-        return -undo
-    owner = owner_of(rows, control, me, undo)
-    for stripe in range(load64(call + at.CALL_DONE), stripes):
-        word = hold(rows, control, me, owner, undo, stripe)
-        if word < 0:
-            release_undo_slot(undo)
-            return -word
-        lo = stripe * length
-        hi = min(source.size, lo + length)
-        copy_into(values[lo:hi], source[lo:hi])
-        release(rows, stripe, word)
-        store64(call + at.CALL_DONE, stripe + 1)
-    release_undo_slot(undo)
+    values = array_at(base + header_of(base).buffer_0, source.size, source)
+    code = change_stripes(control, base, me, source.size, call, _put_stripe, (values, source))
+    if code != 0:
+        return code
     add64(base + at.WRITTEN, 1)
     tell_node(control)
     end_call(call)
     return 0
+
+
+@inner
+def _exchange_stripe(base, lo, hi, what):
+    update, values, local, last, delta = what
+    exchange_with(base, update, lo, values[lo:hi], local[lo:hi], last[lo:hi], delta)
+    return True
 
 
 @kernel
@@ -294,35 +325,11 @@ def exchange(
     control: Address, base: Address, update: Address, me: Int, local: Data, last: Data, ticks: Int, call: Address
 ) -> Int:
     """Adds ``local - last`` and reads the result into both, in one pass: 0, or why it stopped."""
-    head = header_of(base)
-    values = array_at(base + head.buffer_0, local.size, local)
-    stripes, length = head.stripe_count, head.stripe_size
-    delta = scratch(_CHUNK, local)
-    rows = rows_of(base, me)
-    undo = take_undo_slot(rows, control, me, -1)
-    if undo < 0:
-        return -undo
-    owner = owner_of(rows, control, me, undo)
-    for done in range(load64(call + at.CALL_DONE), stripes):
-        stripe = next_stripe(base, me, done)
-        word = hold(rows, control, me, owner, undo, stripe)
-        if word < 0:
-            release_undo_slot(undo)
-            return -word
-        lo = stripe * length
-        hi = min(local.size, lo + length)
-        if update == 0:
-            push_pull(values[lo:hi], local[lo:hi], last[lo:hi])
-        else:
-            state = header_of(base).state_0
-            for a in range(lo, hi, _CHUNK):
-                b = min(hi, a + _CHUNK)
-                subtract_into(delta[: b - a], local[a:b], last[a:b])
-                update_with(base, update, a, values[a:b], delta[: b - a], state)
-                store_both(values[a:b], local[a:b], last[a:b])
-        release(rows, stripe, word)
-        store64(call + at.CALL_DONE, done + 1)
-    release_undo_slot(undo)
+    values = array_at(base + header_of(base).buffer_0, local.size, local)
+    what = update, values, local, last, scratch(PART, local)
+    code = change_stripes(control, base, me, local.size, call, _exchange_stripe, what)
+    if code != 0:
+        return code
     end_read(control, base, me, at.EXCHANGES, 2 * local.size, ticks)
     end_call(call)
     return 0

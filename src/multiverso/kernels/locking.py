@@ -80,20 +80,14 @@ def lock_stripe(control, base, me, stripe):
 
 
 @inner
-def unlock_stripe(base, me, stripe):
-    """Releases a stripe that ``lock_stripe`` has taken: what it guards has changed."""
+def unlock_stripe(base, me, stripe, changed):
+    """Releases a stripe that ``lock_stripe`` has taken, with its next version if what it guards has changed."""
     rows = rows_of(base, me)
     held = load_acquire64(word_at(rows, stripe))
-    release(rows, stripe, held & ~OWNER)
-    release_undo_slot(rows.undo_slots + rows.undo_bytes * undo_slot_in(held))
-
-
-@inner
-def leave_stripe(base, me, stripe):
-    """Releases a stripe that ``lock_stripe`` has taken: what it guards is as it was."""
-    rows = rows_of(base, me)
-    held = load_acquire64(word_at(rows, stripe))
-    release_unchanged(rows, stripe, held & ~OWNER)
+    if changed:
+        release(rows, stripe, held & ~OWNER)
+    else:
+        release_unchanged(rows, stripe, held & ~OWNER)
     release_undo_slot(rows.undo_slots + rows.undo_bytes * undo_slot_in(held))
 
 
@@ -112,4 +106,4 @@ def hold_stripe(control: Address, base: Address, me: Int, stripe: Int) -> Int:
 @kernel
 def free_stripe(base: Address, me: Int, stripe: Int) -> None:
     """The end of `hold_stripe`."""
-    unlock_stripe(base, me, stripe)
+    unlock_stripe(base, me, stripe, True)

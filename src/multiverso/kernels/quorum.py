@@ -39,7 +39,7 @@ from multiverso.kernels.dense import copy_into, end_call, record_operation, stor
 from multiverso.kernels.rounds.calls import stage_difference
 from multiverso.kernels.rounds.folding import NOTHING, WHOLE, fold_between, slot_address, slot_at
 from multiverso.kernels.rounds.steps import OPEN, ROUND, STAGE, STAGED, takes_part
-from multiverso.kernels.rules import pull_round, stage_push
+from multiverso.kernels.rules import step_in_round
 from multiverso.kernels.waits import (
     FOREVER,
     NOT_READY,
@@ -224,9 +224,10 @@ def _close(control, base, update, me, progress, before, wait, event, like):
 
 
 @inner
-def take_part(control, base, update, me, source, progress, like):
+def take_part(control, base, update, me, progress, like):
     """Goes through a round with what is in this worker's slot; its values, or newer ones, are kept at VALUES then."""
     wait, line = words(WAIT_WORDS), line_of(base, me)
+    source = WHOLE if progress[STAGED] else NOTHING
     if progress[STAGE] == 0:
         progress[OPEN], progress[STAGE] = 1, 1
         _come(control, base, me, source, progress, round_in(load64(base + at.COMMITTED)) + 1)
@@ -268,7 +269,7 @@ def keep(control: Address, base: Address, me: Int, progress: Words, like: Data) 
 @kernel
 def read(control: Address, base: Address, update: Address, me: Int, progress: Words, out: Data, call: Address) -> Int:
     """As ``rounds.read``."""
-    code = take_part(control, base, update, me, WHOLE if progress[STAGED] else NOTHING, progress, out)
+    code = take_part(control, base, update, me, progress, out)
     if code != DONE:
         return code
     copy_into(out, array_at(base + progress[VALUES], out.size, out))
@@ -287,7 +288,7 @@ def exchange(
         else:
             subtract_into(slot_at(base, me, local), local, last)
             progress[STAGED] = 1
-    code = take_part(control, base, update, me, WHOLE, progress, local)
+    code = take_part(control, base, update, me, progress, local)
     if code != DONE:
         return code
     store_both(array_at(base + progress[VALUES], local.size, local), local, last)
@@ -295,28 +296,25 @@ def exchange(
     return DONE
 
 
+@inner
+def _values_read(base, progress, before):
+    return progress[VALUES]
+
+
 @kernel
 def apply_rule(
-    control: Address, base: Address, update: Address, push: Address, pull: Address, me: Int, local_state: Address,
-    hyper: Address, progress: Words, local: Data, reads: Int, call: Address,
-) -> Int:  # fmt: skip
+    control: Address,
+    base: Address,
+    update: Address,
+    me: Int,
+    rule: Words,
+    progress: Words,
+    local: Data,
+    does: Int,
+    call: Address,
+) -> Int:
     """As ``rules.apply_rule_in_round``."""
-    if push != 0 and progress[OPEN] == 0:
-        stage_push(base, push, me, local_state, hyper, progress, local, base + progress[VALUES])
-    if reads == 0:
-        record_operation(base, me, at.ADDS, local.size)
-        end_call(call)
-        return DONE
-    code = take_part(control, base, update, me, WHOLE if progress[STAGED] else NOTHING, progress, local)
-    if code != DONE:
-        return code
-    if pull != 0:
-        pull_round(base, pull, local_state, hyper, local, base + progress[VALUES])
-    if push != 0:
-        finish(base, me, progress, at.EXCHANGES, 2 * local.size, call)
-    else:
-        finish(base, me, progress, at.GETS, local.size, call)
-    return DONE
+    return step_in_round(control, base, update, me, rule, progress, local, does, call, _values_read, take_part, finish)
 
 
 @kernel

@@ -23,7 +23,17 @@ def _send_for(matrix, row, columns):
 
 
 @inner
-def _differ(delta, local, last):
+def _each_row(local, last, columns, rows, beside, do):
+    for k in range(rows.size):
+        if k + _AHEAD < rows.size:
+            _send_for(local, rows[k + _AHEAD], columns)
+            _send_for(last, rows[k + _AHEAD], columns)
+        lo = rows[k] * columns
+        do(local[lo : lo + columns], last[lo : lo + columns], beside[k * columns : (k + 1) * columns])
+
+
+@inner
+def _differ(local, last, delta):
     for i in range(delta.size):
         value = local[i]
         delta[i] = value - last[i]
@@ -72,22 +82,12 @@ def note(
 @kernel
 def take_differences(local: Data, last: Data, columns: Int, rows: Words, delta: Data, counts: Words) -> None:
     """``delta = local - last; last = local`` of some rows: what is to be pushed."""
-    for k in range(rows.size):
-        if k + _AHEAD < rows.size:
-            _send_for(local, rows[k + _AHEAD], columns)
-            _send_for(last, rows[k + _AHEAD], columns)
-        lo = rows[k] * columns
-        _differ(delta[k * columns : (k + 1) * columns], local[lo : lo + columns], last[lo : lo + columns])
+    _each_row(local, last, columns, rows, delta, _differ)
     counts[PUSHING] = rows.size
 
 
 @kernel
 def take_values(local: Data, last: Data, columns: Int, rows: Words, values: Data, counts: Words) -> None:
     """Pulled rows: ``local = values + (local - last); last = values``."""
-    for k in range(rows.size):
-        if k + _AHEAD < rows.size:
-            _send_for(local, rows[k + _AHEAD], columns)
-            _send_for(last, rows[k + _AHEAD], columns)
-        lo = rows[k] * columns
-        _join(local[lo : lo + columns], last[lo : lo + columns], values[k * columns : (k + 1) * columns])
+    _each_row(local, last, columns, rows, values, _join)
     counts[STALE] = 0

@@ -19,17 +19,7 @@ from multiverso.compiling.atomics import (
 )
 from multiverso.compiling.declaring import Address, Data, Int, Words, inner, kernel
 from multiverso.kernels.codes import BAD_ROW
-from multiverso.kernels.dense import (
-    add_into,
-    end_add,
-    end_call,
-    end_read,
-    push_pull,
-    read_stripe,
-    store_both,
-    subtract_into,
-    update_with,
-)
+from multiverso.kernels.dense import PART, add_into, add_with, end_add, end_call, end_read, exchange_with, read_stripe
 from multiverso.kernels.locking import rows_of
 from multiverso.kernels.stripe_words import (
     OWNER,
@@ -51,7 +41,6 @@ from multiverso.layout.words import CACHE_LINE
 # Rows that are on their way from memory meanwhile: as few as hide its latency. Each that another worker adds to as well
 # may be fetched back before its turn comes, and with 16 a frequent one mostly was.
 _AHEAD = 8
-_PART = 4096
 
 
 @inner
@@ -139,7 +128,7 @@ def add_rows(control: Address, base: Address, update: Address, me: Int, ids: Wor
     if code != 0:
         return code
     head = header_of(base)
-    columns, shift, state = head.columns, head.shift, head.state_0
+    columns, shift = head.columns, head.shift
     values = array_at(base + head.buffer_0, head.elements, delta)
     rows = rows_of(base, me)
     first = load64(call + at.CALL_DONE)
@@ -184,26 +173,13 @@ def add_rows(control: Address, base: Address, update: Address, me: Int, ids: Wor
             _add_row(start + row * stride, source + i * stride, stride, delta)
         else:
             lo, part = row * columns, delta[i * columns : (i + 1) * columns]
-            update_with(base, update, lo, values[lo : lo + columns], part, state)
+            add_with(base, update, lo, values[lo : lo + columns], part)
         store_release64(address, word + VERSION)
     store_release64(undo + at.UNDO_POSITION, ids.size)
     release_undo_slot(undo)
     end_add(control, base, me, delta.size)
     end_call(call)
     return 0
-
-
-@inner
-def _exchange_row(base, update, lo, values, local, last, delta):
-    if update == 0:
-        push_pull(values, local, last)
-        return
-    state = header_of(base).state_0
-    for a in range(0, values.size, _PART):
-        b = min(values.size, a + _PART)
-        subtract_into(delta[: b - a], local[a:b], last[a:b])
-        update_with(base, update, lo + a, values[a:b], delta[: b - a], state)
-        store_both(values[a:b], local[a:b], last[a:b])
 
 
 @inner
@@ -248,7 +224,7 @@ def exchange_rows(
     head = header_of(base)
     columns, shift = head.columns, head.shift
     values = array_at(base + head.buffer_0, head.elements, local)
-    delta = scratch(_PART, local)
+    delta = scratch(PART, local)
     rows = rows_of(base, me)
     first = load64(call + at.CALL_DONE)
     if first < ids.size:
@@ -267,7 +243,7 @@ def exchange_rows(
                 return -word
             keep(rows, undo, row)
             lo, a, b = row * columns, i * columns, (i + 1) * columns
-            _exchange_row(base, update, lo, values[lo : lo + columns], local[a:b], last[a:b], delta)
+            exchange_with(base, update, lo, values[lo : lo + columns], local[a:b], last[a:b], delta)
             release(rows, row >> shift, word)
             store64(call + at.CALL_DONE, i + 1)
         release_undo_slot(undo)

@@ -7,43 +7,60 @@ the cache, so that a step costs one pass over the memory.
 
 from __future__ import annotations
 
-from multiverso.compiling.atomics import array_at, call_pull, call_push, load64, scratch, store64
+from multiverso.compiling.atomics import array_at, call_pull, call_push, scratch
 from multiverso.compiling.declaring import Address, Data, Int, Words, inner, kernel
-from multiverso.kernels.dense import add_into, end_add, end_call, end_read, next_stripe, record_operation, update_with
-from multiverso.kernels.locking import rows_of
-from multiverso.kernels.rounds.folding import NOTHING, WHOLE, buffer_of, fold, slot_at
-from multiverso.kernels.rounds.steps import OPEN, ROUND, STAGED, finish, go_through
-from multiverso.kernels.stripe_words import (
-    hold,
-    owner_of,
-    release,
-    release_unchanged,
-    release_undo_slot,
-    take_undo_slot,
+from multiverso.kernels.codes import DONE
+from multiverso.kernels.dense import (
+    PART,
+    add_into,
+    add_with,
+    change_stripes,
+    end_add,
+    end_call,
+    end_read,
+    record_operation,
 )
+from multiverso.kernels.rounds.calls import commit
+from multiverso.kernels.rounds.folding import buffer_of, slot_at
+from multiverso.kernels.rounds.steps import OPEN, ROUND, STAGED, finish
 from multiverso.kernels.waits import header_of
 from multiverso.layout import words as at
 
-_PART = 4096
+# the words of a rule: addresses of its loops, PULL_LOOP may be 0; of this worker's own arrays; of its hyperparameters
+PUSH_LOOP, PULL_LOOP, LOCAL_STATE, HYPER = range(4)
+# what a step does: both or one of these
+PUSHES, PULLS = 1, 2
 
 
 @inner
-def _apply_to_part(base, update, push, pull, local_state, hyper, lo, values, local, delta):
-    """One part of the table, which begins ``lo`` elements in, and which only this worker touches meanwhile."""
-    head = header_of(base)
-    itemsize, stride = head.itemsize, head.elements
-    for a in range(0, values.size, _PART):
-        b = min(values.size, a + _PART)
-        centre, mine = values[a:b].ctypes.data, local[a:b].ctypes.data
-        arrays = local_state + (lo + a) * itemsize
-        if push != 0:
-            call_push(push, centre, mine, arrays, stride, hyper, delta.ctypes.data, b - a)
-            if update == 0:
-                add_into(values[a:b], delta[: b - a])
-            else:
-                update_with(base, update, lo + a, values[a:b], delta[: b - a], header_of(base).state_0)
-        if pull != 0:
-            call_pull(pull, centre, mine, arrays, stride, hyper, b - a)
+def _push(base, rule, a, centre, local, delta):
+    """The push of a part that begins ``a`` elements in, from the values at ``centre``, into what is at ``delta``."""
+    arrays = rule[LOCAL_STATE] + a * header_of(base).itemsize
+    mine, stride = local.ctypes.data, header_of(base).elements
+    call_push(rule[PUSH_LOOP], centre, mine, arrays, stride, rule[HYPER], delta, local.size)
+
+
+@inner
+def _pull(base, rule, a, centre, local):
+    """The pull of a part that begins ``a`` elements in, from the values at ``centre``, if the rule has one."""
+    if rule[PULL_LOOP] != 0:
+        arrays = rule[LOCAL_STATE] + a * header_of(base).itemsize
+        mine, stride = local.ctypes.data, header_of(base).elements
+        call_pull(rule[PULL_LOOP], centre, mine, arrays, stride, rule[HYPER], local.size)
+
+
+@inner
+def _apply_to_stripe(base, lo, hi, what):
+    """The elements from ``lo`` to ``hi``, which only this worker touches meanwhile."""
+    update, rule, does, values, local, delta = what
+    for a in range(lo, hi, PART):
+        b = min(hi, a + PART)
+        if does & PUSHES:
+            _push(base, rule, a, values[a:b].ctypes.data, local[a:b], delta.ctypes.data)
+            add_with(base, update, a, values[a:b], delta[: b - a])
+        if does & PULLS:
+            _pull(base, rule, a, values[a:b].ctypes.data, local[a:b])
+    return does & PUSHES != 0
 
 
 @kernel
@@ -51,44 +68,22 @@ def apply_rule(
     control: Address,
     base: Address,
     update: Address,
-    push: Address,
-    pull: Address,
     me: Int,
-    local_state: Address,
-    hyper: Address,
+    rule: Words,
     local: Data,
-    reads: Int,
+    does: Int,
     ticks: Int,
     call: Address,
 ) -> Int:
-    """At once: stripe after stripe, each under its word. ``push`` or ``pull`` may be 0."""
-    head = header_of(base)
-    values = array_at(base + head.buffer_0, local.size, local)
-    stripes, length = head.stripe_count, head.stripe_size
-    delta = scratch(_PART, local)
-    rows = rows_of(base, me)
-    undo = take_undo_slot(rows, control, me, -1)
-    if undo < 0:
-        return -undo
-    owner = owner_of(rows, control, me, undo)
-    for done in range(load64(call + at.CALL_DONE), stripes):
-        stripe = next_stripe(base, me, done)
-        word = hold(rows, control, me, owner, undo, stripe)
-        if word < 0:
-            release_undo_slot(undo)
-            return -word
-        lo = stripe * length
-        hi = min(local.size, lo + length)
-        _apply_to_part(base, update, push, pull, local_state, hyper, lo, values[lo:hi], local[lo:hi], delta)
-        if push == 0:
-            release_unchanged(rows, stripe, word)
-        else:
-            release(rows, stripe, word)
-        store64(call + at.CALL_DONE, done + 1)
-    release_undo_slot(undo)
-    if reads == 0:
+    """A step at once: stripe after stripe, each under its word."""
+    values = array_at(base + header_of(base).buffer_0, local.size, local)
+    what = update, rule, does, values, local, scratch(PART, local)
+    code = change_stripes(control, base, me, local.size, call, _apply_to_stripe, what)
+    if code != 0:
+        return code
+    if does & PULLS == 0:
         end_add(control, base, me, local.size)
-    elif push == 0:
+    elif does & PUSHES == 0:
         end_read(control, base, me, at.GETS, local.size, ticks)
     else:
         end_read(control, base, me, at.EXCHANGES, 2 * local.size, ticks)
@@ -97,34 +92,54 @@ def apply_rule(
 
 
 @inner
-def stage_push(base, push, me, local_state, hyper, progress, local, centre):
+def _stage_push(base, me, rule, progress, local, centre):
     """A push in a round: its contribution goes into this worker's slot, as the first or added to the rest.
 
     ``centre`` is where the values lie that this worker has read last.
     """
-    head = header_of(base)
-    itemsize, stride = head.itemsize, head.elements
     slot = slot_at(base, me, local)
-    delta = scratch(_PART, local)
-    for a in range(0, local.size, _PART):
-        b = min(local.size, a + _PART)
-        skip = a * itemsize
+    delta = scratch(PART, local)
+    for a in range(0, local.size, PART):
+        b = min(local.size, a + PART)
         target = delta.ctypes.data if progress[STAGED] else slot[a:b].ctypes.data
-        call_push(push, centre + skip, local[a:b].ctypes.data, local_state + skip, stride, hyper, target, b - a)
+        _push(base, rule, a, centre + a * header_of(base).itemsize, local[a:b], target)
         if progress[STAGED]:
             add_into(slot[a:b], delta[: b - a])
     progress[STAGED] = 1
 
 
 @inner
-def pull_round(base, pull, local_state, hyper, local, centre):
-    """The end of a round: the pull from the new values."""
-    head = header_of(base)
-    itemsize, stride = head.itemsize, head.elements
-    for a in range(0, local.size, _PART):
-        b = min(local.size, a + _PART)
-        skip = a * itemsize
-        call_pull(pull, centre + skip, local[a:b].ctypes.data, local_state + skip, stride, hyper, b - a)
+def step_in_round(control, base, update, me, rule, progress, local, does, call, values_at, commit, finish):
+    """A step in rounds: pushes into this worker's slot; if it pulls, goes through the round first.
+
+    Args:
+        values_at: ``values_at(base, progress, before)`` is where the values lie that the round before has left (1), or
+            this one, once it is gone through (0).
+        commit, finish: as those of ``kernels/rounds``: what goes through the round, and what ends it for this worker.
+    """
+    if does & PUSHES and progress[OPEN] == 0:
+        _stage_push(base, me, rule, progress, local, base + values_at(base, progress, 1))
+    if does & PULLS == 0:
+        record_operation(base, me, at.ADDS, local.size)
+        end_call(call)
+        return DONE
+    code = commit(control, base, update, me, progress, local)
+    if code != DONE:
+        return code
+    centre = base + values_at(base, progress, 0)
+    for a in range(0, local.size, PART):
+        _pull(base, rule, a, centre + a * header_of(base).itemsize, local[a : a + PART])
+    if does & PUSHES:
+        finish(base, me, progress, at.EXCHANGES, 2 * local.size, call)
+    else:
+        finish(base, me, progress, at.GETS, local.size, call)
+    return DONE
+
+
+@inner
+def values_of_round(base, progress, before):
+    """Where the values after this worker's round lie, or after the one that is ``before`` it."""
+    return buffer_of(base, progress[ROUND] - before)
 
 
 @kernel
@@ -132,33 +147,12 @@ def apply_rule_in_round(
     control: Address,
     base: Address,
     update: Address,
-    push: Address,
-    pull: Address,
     me: Int,
-    local_state: Address,
-    hyper: Address,
+    rule: Words,
     progress: Words,
     local: Data,
-    reads: Int,
+    does: Int,
     call: Address,
 ) -> Int:
-    """In rounds: pushes into this worker's slot; if it ``reads``, goes through the round and pulls."""
-    if push != 0 and progress[OPEN] == 0:
-        centre = base + buffer_of(base, progress[ROUND] - 1)
-        stage_push(base, push, me, local_state, hyper, progress, local, centre)
-    if reads == 0:
-        record_operation(base, me, at.ADDS, local.size)
-        end_call(call)
-        return 0
-    progress[OPEN] = 1  # the push is in: it is not done again when this call goes in again
-    source = WHOLE if progress[STAGED] else NOTHING
-    code = go_through(control, base, update, me, source, progress, local, local, local, fold)
-    if code != 0:
-        return code
-    if pull != 0:
-        pull_round(base, pull, local_state, hyper, local, base + buffer_of(base, progress[ROUND]))
-    if push != 0:
-        finish(base, me, progress, at.EXCHANGES, 2 * local.size, call)
-    else:
-        finish(base, me, progress, at.GETS, local.size, call)
-    return 0
+    """As `step_in_round`."""
+    return step_in_round(control, base, update, me, rule, progress, local, does, call, values_of_round, commit, finish)

@@ -130,9 +130,13 @@ def take_undo_slot(rows, control, me, position):
     ``position`` is how far a call that changes rows has come; -1: this one changes none. It is in the slot before the
     slot says which attachment uses it: where a worker is killed between the two stores, the slot must not vouch for the
     position that the call before it had reached.
+
+    Where a worker has only one, it makes one call at a time: the slot is that call's already, with its position.
     """
     attachment = attachment_of(control, me)
     first = rows.undo_slots + rows.undo_bytes * rows.each * me
+    if rows.each == 1:
+        return first
     began = 0
     tries = 0
     while True:

@@ -37,10 +37,7 @@ def check_trainable(table: Any, learning_rate: float) -> int:
 def push(table: Table, ids: Any, gradient: Any, learning_rate: float = 1.0) -> None:
     """Gives the table's updater the gradients of rows, each named once, times the learning rate."""
     delta = gradient if learning_rate == 1 else gradient * learning_rate
-    if isinstance(table, KeyedTable):
-        table.add(delta, ids)
-    else:
-        table.add(delta, row_ids=ids)
+    table.add(delta, ids)
 
 
 def push_all(table: Table, ids: Array, gradient: Array, learning_rate: float) -> None:

@@ -12,10 +12,13 @@ class Hold:
     """A manager's hold of its model's parameters, until a newer manager takes any of them.
 
     Each of two managers would push what the other has pulled, so that changes count several times.
+
+    Attributes:
+        lost: whether another manager has taken some.
     """
 
     def __init__(self) -> None:
-        self._lost = False
+        self.lost = False
 
     def take(self, things: Iterable[Any]) -> None:
         """Takes parameters (tensors, variables: what the framework keeps), also from another manager."""
@@ -23,17 +26,12 @@ class Hold:
             key = id(thing)
             reference, before = _holds.get(key, (None, self))
             if before is not self and reference is not None and reference() is thing:
-                before._lost = True
+                before.lost = True
             _holds[key] = weakref.ref(thing, partial(_forget, key)), self
-
-    @property
-    def lost(self) -> bool:
-        """Whether another manager has taken some."""
-        return self._lost
 
     def check(self) -> None:
         """Raises RuntimeError if another manager has taken some."""
-        if self._lost:
+        if self.lost:
             raise RuntimeError(
                 "a newer manager shares some of these parameters too, and of two managers each would push what the "
                 "other has pulled, so changes would count several times: use one for all of them. SharedOptimizer has "

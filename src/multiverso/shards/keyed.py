@@ -8,9 +8,9 @@ from typing import Any
 from multiverso.layout import keyed as layout
 from multiverso.layout.keyed import at
 from multiverso.memory.words import load64
+from multiverso.spec.table import DTYPES
 
 HEAD_BYTES = layout.LINES + layout.LINE_BYTES * layout.OWNERS
-_DTYPES = {layout.FLOAT32: "float32", layout.FLOAT64: "float64", layout.INT32: "int32", layout.INT64: "int64"}
 
 
 def keyed_status(address: int, worker_ids: Iterable[int], copies: int | None = None) -> dict[str, Any] | None:
@@ -35,7 +35,7 @@ def keyed_status(address: int, worker_ids: Iterable[int], copies: int | None = N
     return {
         "kind": "keyed",
         "shape": [_keys(address), columns],
-        "dtype": _DTYPES[load64(address + at.DTYPE)],
+        "dtype": DTYPES[load64(address + at.DTYPE)],
         "workers": workers,
         "copies": copies_status(copies) if copies is not None else None,
     }

@@ -18,10 +18,10 @@ from multiverso.layout.keyed import at
 from multiverso.memory.heap import Budget
 from multiverso.memory.segment import Segment
 from multiverso.memory.words import load32, load64, store64
+from multiverso.spec.table import DTYPES
 
 Keys = npt.NDArray[np.int64]
 Bytes = npt.NDArray[np.uint8]
-_DTYPES = {layout.FLOAT32: "float32", layout.FLOAT64: "float64", layout.INT32: "int32", layout.INT64: "int64"}
 _LISTED_AT_ONCE = 8 * layout.BUCKETS * layout.ENTRIES
 
 
@@ -117,7 +117,7 @@ class KeyedRows:
         """Sets one of the updater's hyperparameters."""
         if not 0 <= place < layout.MOST_HYPER:
             raise MultiversoError(f"an updater has at most {layout.MOST_HYPER} hyperparameters")
-        dtype = np.dtype(_DTYPES[load64(self.base + at.DTYPE)])
+        dtype = np.dtype(DTYPES[load64(self.base + at.DTYPE)])
         self._segment.array(at.HYPER, layout.MOST_HYPER, dtype)[place] = value
 
     # -- pins beyond a call ----------------------------------------------------------------------------------

@@ -16,7 +16,6 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from operator import index
 from types import EllipsisType
-from typing import Protocol
 
 import numpy as np
 
@@ -76,7 +75,7 @@ class SharedBatches:
         mine["owner"] = 0
 
     def begin(self, session: Session, dealt: Epoch, deadline: Deadline) -> int:
-        """Begins the next deal, or joins it; waits for workers that are still in the one before."""
+        """Begins the next deal, or joins it; waits for workers still in the one before. Returns its number."""
         number = self._deals + 1
         head, line = self._head, self._lines[self._me]
 
@@ -197,7 +196,7 @@ class SharedBatches:
                 wait_for_change(control.address + at.EVENT, seen, deadline.slice_left())
 
     def leave(self, session: Session, unfinished: bool) -> None:
-        """The loop is over, and with it what this worker was given, but for what it may have taken ahead."""
+        """The loop is over, and with it what this worker was given; ``unfinished``: but for what it took ahead."""
         if session.closed is not None:
             return
         line = self._lines[self._me]
@@ -205,19 +204,6 @@ class SharedBatches:
             line["taken"] = 0
         line["done"] = self._deals
         self._control.notify()
-
-
-class BatchSource(Protocol):
-    """What is behind a `Dealer`: who is given which batch."""
-
-    def begin(self, session: Session, dealt: Epoch, deadline: Deadline) -> int:
-        """Begins the next deal, or joins it; returns its number."""
-
-    def take(self, session: Session, number: int, dealt: Epoch, ahead: int, deadline: Deadline) -> int | None:
-        """Returns the next batch for this worker, or None when the epoch is over."""
-
-    def leave(self, session: Session, unfinished: bool) -> None:
-        """The loop is over; with ``unfinished`` what was taken ahead is yet to be worked on."""
 
 
 class Dealer:
@@ -233,29 +219,25 @@ class Dealer:
                 f"{session.consistency.name} mode all have to read equally often: use mv.shard(n, epoch=...), or "
                 "init() without sync and staleness"
             )
-        self.source: BatchSource = AskedBatches() if session.hosts else SharedBatches(session)
+        self.source = AskedBatches() if session.hosts else SharedBatches(session)
         self._inside = False
         self._next_epoch: dict[tuple[int, int, int], int] = {}
 
     def deal(
-        self,
-        session: Session,
-        n: int,
-        size: int,
-        seed: int = 0,
-        epoch: int | None = None,
-        *,
-        ahead: int = 0,
-        timeout_seconds: float | None = None,
+        self, session: Session, key: tuple[int, int, int], epoch: int | None, ahead: int, timeout_seconds: float | None
     ) -> Iterator[Words]:
-        """Yields the batches that this worker is given; see `multiverso.batches` and the torch sampler."""
+        """Yields the batches that this worker is given; see the function `deal`.
+
+        Args:
+            session, epoch, ahead, timeout_seconds: as there.
+            key: how many samples, the size of a batch, and the seed: epochs of the same are counted.
+        """
         session.check_may_wait()
         if self._inside:
             raise StartupError(
                 "this worker is still in its last loop over mv.batches: leave that one first (by its end, or by "
                 "break); such loops cannot be nested"
             )
-        key = (n, size, seed)
         dealt = Epoch(*key, self._next_epoch.get(key, 0) if epoch is None else epoch)
         self._inside = True
         try:
@@ -266,7 +248,7 @@ class Dealer:
                 batch = self.source.take(session, number, dealt, ahead, session.start_deadline(timeout_seconds))
                 if batch is None:
                     return
-                yield order[batch * size : (batch + 1) * size].copy()
+                yield order[batch * dealt.size : (batch + 1) * dealt.size].copy()
         finally:
             self._inside = False
             self.source.leave(session, unfinished=ahead > 0)
@@ -300,7 +282,5 @@ def deal(
         raise ValueError(f"ahead is a number of batches, 0 to {MOST_AHEAD}; got {ahead!r}")
     if session not in _dealers:
         _dealers[session] = Dealer(session)
-    number = None if epoch is None else index(epoch)
-    return _dealers[session].deal(
-        session, index(n), index(size), index(seed), number, ahead=index(ahead), timeout_seconds=timeout_seconds
-    )
+    key, number = (index(n), index(size), index(seed)), None if epoch is None else index(epoch)
+    return _dealers[session].deal(session, key, number, index(ahead), timeout_seconds)

@@ -53,11 +53,8 @@ class HeldTable(Table[TableSpec], Generic[Scalar]):
         self._unheard: dict[Posted, None] = {}  # calls that hand something to the queue and have not returned
         self._users: weakref.WeakSet[Any] = weakref.WeakSet()  # the rules that move it; see `Ruled`
 
-        def take_turn(shard: Shard, last: bool, number: int) -> None:
-            _fill(shard, value, last, number)
-
         with session.handles.making:
-            self._number, self._shard = session.open_table(spec, take_turn, master=master, keep=False)
+            self._number, self._shard = session.open_table(spec, partial(_fill, value), master=master, keep=False)
             twin = next(iter(session.handles.of(table_key(self._number))), None)
             if isinstance(twin, HeldTable):
                 # the same named table again: one slot, one round, one order of pending operations
@@ -264,12 +261,12 @@ def _initial_value(init_value: Any, spec: TableSpec) -> Array | None:
     return None if init_value is None else as_whole(init_value, spec, "init_value")
 
 
-def _fill(shard: Shard, value: Array | None, last: bool, number: int) -> None:
+def _fill(value: Array | None, shard: Shard, last: bool, number: int) -> None:
     """Writes one worker's part of the initial value; the node lets one worker in after another, in their order.
 
     Args:
-        shard: the table's memory.
         value: what `_initial_value` returned.
+        shard: the table's memory.
         last: whether this worker is the last one.
         number: how many workers contribute.
 

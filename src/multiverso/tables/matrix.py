@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 from numpy import ndarray
 
-from multiverso.consistency.protocol import RowIds, bad_row
+from multiverso.consistency.protocol import RowIds, refuse_bad_rows
 from multiverso.deadline import Deadline
 from multiverso.errors import ShapeMismatchError
 from multiverso.hosts.values.options import table_words
@@ -302,7 +302,7 @@ class MatrixTableHandler(TableHandler[Scalar]):
         self._session.check()
         ids, delta = self._rows(data, row_ids)
         ids, delta = np.array(ids), np.array(self._transformed(delta, ids.size))
-        self._refuse_bad(ids)
+        refuse_bad_rows(ids, self._spec)  # now: perhaps no caller waits for what goes into the queue
         return self._later(ADD_ROWS, (ids, delta))
 
     @overload  # type: ignore[override]
@@ -317,7 +317,7 @@ class MatrixTableHandler(TableHandler[Scalar]):
             return super().get_async(out)
         self._session.check()
         ids = np.array(as_row_ids(row_ids, self._spec.rows))
-        self._refuse_bad(ids)
+        refuse_bad_rows(ids, self._spec)
         output = self._output(out, None, (ids.size, self._spec.columns))
         return self._later(GET_ROWS, (ids.tobytes(), id(out)), lambda: self._get_rows(ids, output, None))
 
@@ -328,16 +328,10 @@ class MatrixTableHandler(TableHandler[Scalar]):
         self._session.check()
         ids, a, b = self._pair_of_rows(local, last, row_ids)
         ids = np.array(ids)
-        self._refuse_bad(ids)
+        refuse_bad_rows(ids, self._spec)
         self._follow_schedule()
         operations = self._operations
         return self._later(EXCHANGE_ROWS, (ids, a, b), lambda: operations.exchange_rows(ids, a, b, None))
-
-    def _refuse_bad(self, ids: RowIds) -> None:
-        """Before an operation goes into the queue, where perhaps no caller waits for it."""
-        outside = (ids < 0) | (ids >= self._spec.rows)
-        if outside.any():
-            raise bad_row(ids, int(np.argmax(outside)), self._spec)
 
     def _pair_of_rows(self, local: Any, last: Any, row_ids: Any) -> tuple[RowIds, Array, Array]:
         if self._clip is not None:

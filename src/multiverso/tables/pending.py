@@ -14,20 +14,12 @@ from collections import deque
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from queue import SimpleQueue
-from typing import TYPE_CHECKING, Any, Generic
+from typing import Any, Generic
 
 from multiverso.deadline import Deadline
 from multiverso.errors import ClosedError, WaitTimeoutError
 from multiverso.in_process import InProcess
-
-if TYPE_CHECKING:
-    from typing_extensions import TypeVar  # with a default; every checker brings its own
-
-    Result = TypeVar("Result", default=Any)
-else:
-    from typing import TypeVar
-
-    Result = TypeVar("Result")
+from multiverso.tables.typed import Result
 
 _MOST = 16
 _END_SECONDS = 2.0

@@ -41,34 +41,33 @@ from multiverso.wire.trust import SECRET_VARIABLE
 _SLICE_NANOSECONDS = 100_000_000
 
 
-class _View:
-    """A part of a job's memory, mapped so that it cannot be written to, and the connection that says if it is good.
+class _ReadOnly(InProcess):
+    """What both kinds of tables have: memory that cannot be written to, and the connection that says if it is good.
 
     Args:
         link: to the job's node, which has lent the memory.
-        answer: where it lies.
+        job: its address.
+        answer: where the memory lies.
         descriptors: of the memory; taken over.
-        what: the table, in words.
+        name: the table's.
+        timeout_seconds: deadline of a read.
     """
 
-    def __init__(self, link: NodeLink, answer: Message, descriptors: list[int], what: str) -> None:
+    dtype: np.dtype[Any]
+
+    def __init__(
+        self, link: NodeLink, job: str, answer: Message, descriptors: list[int], name: str, timeout_seconds: float
+    ) -> None:
         (memory,) = map(FileIO, map(list.pop, [descriptors]))
         with memory:
             self._segment = Segment(
                 memory.fileno(), int(answer["offset"]), int(answer["size"]), sparse=True, writable=False
             )
-        self._link = link
-        self._what = what
+        self.name = name
+        self._link, self._timeout_seconds = link, timeout_seconds
+        self._what = f"table {name!r} of the job at {job}"
 
-    @property
-    def address(self) -> int:
-        return self._segment.address
-
-    def copy(self, nbytes: int) -> npt.NDArray[np.uint8]:
-        """Returns a copy of the first bytes."""
-        return self._segment.array(0, nbytes, np.uint8).copy()
-
-    def check(self) -> None:
+    def _check(self) -> None:
         """Raises NodeLostError if the job or the table is over: what was read until now may be another table's."""
         try:
             connection = self._link.connection
@@ -83,13 +82,13 @@ class _View:
             "attach again when it runs again, or load what it has saved"
         )
 
-    def run(self, call: Callable[[int, int], int], timeout_seconds: float) -> None:
+    def _run(self, call: Callable[[int, int], int]) -> None:
         """Calls a kernel with how far it is and a moment, in slices, until it is done."""
-        deadline = Deadline.after(timeout_seconds)
+        deadline = Deadline.after(self._timeout_seconds)
         code = 0
         while True:
             code = call(code >> 16, time.monotonic_ns() + _SLICE_NANOSECONDS)
-            self.check()  # after the read: memory is given to another table only when the connection has ended
+            self._check()  # after the read: memory is given to another table only when the connection has ended
             if code == 0:
                 return
             if deadline.passed:
@@ -98,24 +97,12 @@ class _View:
                     "changed it, and no other has come there since"
                 )
 
-    def close(self) -> None:
-        self._link.close()
-
-
-class _ReadOnly(InProcess):
-    """What both kinds of tables have."""
-
-    def __init__(self, view: _View, name: str, dtype: str, timeout_seconds: float) -> None:
-        self._view, self._timeout_seconds = view, timeout_seconds
-        self.name = name
-        self.dtype: np.dtype[Any] = np.dtype(dtype)
-
     def _output(self, shape: tuple[int, ...], out: Any) -> Output:
         return fresh(shape, self.dtype, None) if out is None else into(out, shape, self.dtype, False)
 
     def close(self) -> None:
         """Detaches from the job; every read after that raises NodeLostError."""
-        self._view.close()
+        self._link.close()
 
     def __enter__(self) -> Any:
         return self
@@ -136,19 +123,21 @@ class ReadOnlyKeyedTable(_ReadOnly):
         dtype: of the values.
     """
 
-    def __init__(self, view: _View, name: str, timeout_seconds: float) -> None:
-        if not load64(view.address + keyed_layout.at.IDENTITY):  # the last word that is written
-            view.check()
+    def __init__(
+        self, link: NodeLink, job: str, answer: Message, descriptors: list[int], name: str, timeout_seconds: float
+    ) -> None:
+        super().__init__(link, job, answer, descriptors, name, timeout_seconds)
+        if not load64(self._segment.address + keyed_layout.at.IDENTITY):  # the last word that is written
+            self._check()
             raise NoSuchTableError(f"the keyed table {name!r} is just being made: attach again in a moment")
         # once: when the table is closed, something else may take the place of it
-        self._header = view.copy(keyed_layout.LINES)
-        view.check()
+        self._header = self._segment.array(0, keyed_layout.LINES, np.uint8).copy()
+        self._check()
 
         def word(which: str) -> int:
             return load64(self._header.ctypes.data + getattr(keyed_layout.at, which))
 
-        super().__init__(view, name, DTYPES[word("DTYPE")], timeout_seconds)
-        self.dim = word("COLUMNS")
+        self.dim, self.dtype = word("COLUMNS"), np.dtype(DTYPES[word("DTYPE")])
 
     def get(self, keys: Any, out: Any = None) -> Any:
         """Returns the rows of keys; of a key that has none, its initial row.
@@ -167,9 +156,9 @@ class ReadOnlyKeyedTable(_ReadOnly):
         array = as_keys(keys)
         output = self._output((*array.shape, self.dim), out)
         flat, size = array.reshape(-1), self.dim * self.dtype.itemsize
-        look_up, base, header = kernels.look_up.compiled(), self._view.address, self._header.ctypes.data
+        look_up, base, header = kernels.look_up.compiled(), self._segment.address, self._header.ctypes.data
         to = output.flat.ctypes.data
-        self._view.run(lambda done, until: look_up(base, header, flat, to, size, done, until), self._timeout_seconds)
+        self._run(lambda done, until: look_up(base, header, flat, to, size, done, until))
         return output.give()
 
 
@@ -182,21 +171,24 @@ class ReadOnlyTable(_ReadOnly):
         dtype: of the values.
     """
 
-    def __init__(self, view: _View, name: str, answer: Message, timeout_seconds: float) -> None:
+    def __init__(
+        self, link: NodeLink, job: str, answer: Message, descriptors: list[int], name: str, timeout_seconds: float
+    ) -> None:
+        super().__init__(link, job, answer, descriptors, name, timeout_seconds)
         self._spec = TableSpec.from_message(answer["spec"])
         if BY_CODE[int(answer["mode"])].in_rounds:
             raise NotInThisJobError(
                 f"table {name!r} is of a synchronous job, whose values change places at each round: save it "
                 "in the job, and read the file"
             )
-        super().__init__(view, name, self._spec.dtype, timeout_seconds)
-        self.shape = self._spec.shape
+        self.shape, self.dtype = self._spec.shape, np.dtype(self._spec.dtype)
         # once: when the table is closed, something else may take the place of its header
-        header = at.TABLE.at(view.address)
-        self._words, self._values = (view.address + int(header[part]) for part in ("words", "buffer_0"))
+        base = self._segment.address
+        header = at.TABLE.at(base)
+        self._words, self._values = (base + int(header[part]) for part in ("words", "buffer_0"))
         self._stripe_bytes = int(header["stripe_size"]) * self._spec.itemsize
         self._shift = int(header["shift"])
-        view.check()
+        self._check()
 
     def get(self, row_ids: Any = None, out: Any = None) -> Any:
         """Returns the values, in the table's shape, or some rows of a matrix.
@@ -217,17 +209,13 @@ class ReadOnlyTable(_ReadOnly):
             output = self._output(self.shape, out)
             stripe, size = self._stripe_bytes, spec.elements * spec.itemsize
             to, copy = output.flat.ctypes.data, kernels.look_at_all.compiled()
-            self._view.run(
-                lambda done, until: copy(words, stripe, values, size, to, done, until), self._timeout_seconds
-            )
+            self._run(lambda done, until: copy(words, stripe, values, size, to, done, until))
             return output.give()
         ids = self._checked(row_ids)
         output = self._output((ids.size, spec.columns), out)
         shift, stride = self._shift, spec.columns * spec.itemsize
         to, copy_rows = output.flat.ctypes.data, kernels.look_at_rows.compiled()
-        self._view.run(
-            lambda done, until: copy_rows(words, shift, values, stride, ids, to, done, until), self._timeout_seconds
-        )
+        self._run(lambda done, until: copy_rows(words, shift, values, stride, ids, to, done, until))
         return output.give()
 
     def _checked(self, row_ids: Any) -> npt.NDArray[np.int64]:
@@ -302,10 +290,8 @@ def _attach(address: str, name: str, deadline: float, timeout_seconds: float) ->
             answer, descriptors = link.ask(look, deadline, f"table {name!r}")
             if answer["offset"] is None:
                 continue
-            view = _View(link, answer, descriptors, f"table {name!r} of the job at {address}")
-            if look.kind == "memory":
-                return ReadOnlyKeyedTable(view, name, timeout_seconds)
-            return ReadOnlyTable(view, name, answer, timeout_seconds)
+            kind = ReadOnlyKeyedTable if look.kind == "memory" else ReadOnlyTable
+            return kind(link, address, answer, descriptors, name, timeout_seconds)
         raise NoSuchTableError(f"it has no table named {name!r} (yet)")
     except BaseException:
         link.close()

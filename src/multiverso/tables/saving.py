@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 from msgspec import Struct
 
 from multiverso.errors import SnapshotError
@@ -15,9 +13,9 @@ from multiverso.files import opening as files
 from multiverso.files.parsing import tensors
 from multiverso.spec.states import states_of
 from multiverso.spec.table import TableSpec
+from multiverso.tables.convert import Array
 
 _FORMAT = "multiverso table 1"
-Array = npt.NDArray[Any]
 PathLike = str | os.PathLike[str]
 
 

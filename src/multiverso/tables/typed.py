@@ -1,4 +1,4 @@
-"""Types for checkers of user code: a table's dtype as a parameter, and the options that all tables take."""
+"""Types for checkers of user code: a table's dtype and a result as parameters, and the options that all tables take."""
 
 from __future__ import annotations
 
@@ -14,10 +14,12 @@ if TYPE_CHECKING:
     from typing_extensions import TypeVar  # with a default; every checker brings its own
 
     Scalar = TypeVar("Scalar", bound=np.generic, default=Any)
+    Result = TypeVar("Result", default=Any)
 else:
     from typing import TypeVar
 
     Scalar = TypeVar("Scalar", bound=np.generic)
+    Result = TypeVar("Result")
 
 Float16 = Literal["float16"] | type[np.float16]
 Float32 = Literal["float32"] | type[np.float32]

@@ -32,7 +32,7 @@ from multiverso.compiling.atomics import array_at, load64, store64
 from multiverso.compiling.declaring import Address, Data, Int, Words, inner, kernel
 from multiverso.kernels.codes import DONE, HELD
 from multiverso.kernels.dense import version_of
-from multiverso.kernels.locking import leave_stripe, lock_stripe, unlock_stripe
+from multiverso.kernels.locking import lock_stripe, unlock_stripe
 from multiverso.kernels.waits import header_of
 from multiverso.layout import words as at
 
@@ -44,21 +44,6 @@ REST = 2  # S is not the value itself now: rounding has left something for the n
 _TOUCHED = 4  # of a stripe: this side's values have changed
 
 _PART = 1024  # numbers
-
-
-@inner
-def hold_block(control, base, block):
-    """Takes a stripe for the node, which is a table's last worker: HELD, or why not after a slice of waiting."""
-    return lock_stripe(control, base, header_of(base).table_workers, block)
-
-
-@inner
-def release_block(base, block, touched):
-    """Releases a stripe that ``hold_block`` has taken; unchanged, it keeps its version."""
-    if touched:
-        unlock_stripe(base, header_of(base).table_workers, block)
-    else:
-        leave_stripe(base, header_of(base).table_workers, block)
 
 
 # -- one number ------------------------------------------------------------------------------------------------
@@ -104,16 +89,25 @@ def toward(value, theirs, x):
 
 
 @inner
-def _push(values, agreed, frame, one, convex):
+def _in_parts(values, agreed, frame, one, convex, is_finite, do_finite, do_any):
     found = 0
     for a in range(0, values.size, _PART):
         v, s, f = values[a : a + _PART], agreed[a : a + _PART], frame[a : a + _PART]
-        found |= _push_finite(v, s, f) if _is_finite(v, s) else _push_any(v, s, f, one)
+        if not convex and is_finite(v, s, f):
+            found |= do_finite(v, s, f)
+        else:
+            found |= do_any(v, s, f, one, convex)
     return found
 
 
 @inner
-def _is_finite(values, agreed):
+def _push(values, agreed, frame, one, convex):
+    # what is taken is the same in a convex table
+    return _in_parts(values, agreed, frame, one, False, _is_finite, _push_finite, _push_any)
+
+
+@inner
+def _is_finite(values, agreed, frame):
     odd = np.int32(0)
     for i in range(values.size):
         x = values[i] - agreed[i]
@@ -136,7 +130,7 @@ def _push_finite(values, agreed, frame):
 
 
 @inner
-def _push_any(values, agreed, frame, one):
+def _push_any(values, agreed, frame, one, convex):
     some, rest = 0, 0
     for i in range(values.size):
         value = values[i]
@@ -151,14 +145,7 @@ def _push_any(values, agreed, frame, one):
 
 @inner
 def _serve(values, agreed, frame, one, convex):
-    found = 0
-    for a in range(0, values.size, _PART):
-        v, s, f = values[a : a + _PART], agreed[a : a + _PART], frame[a : a + _PART]
-        if not convex and _are_sums_finite(v, s, f):
-            found |= _serve_finite(v, s, f)
-        else:
-            found |= _serve_any(v, s, f, one, convex)
-    return found
+    return _in_parts(values, agreed, frame, one, convex, _are_sums_finite, _serve_finite, _serve_any)
 
 
 @inner
@@ -206,14 +193,7 @@ def _serve_any(values, agreed, frame, one, convex):
 
 @inner
 def _land(values, agreed, frame, one, convex):
-    found = 0
-    for a in range(0, values.size, _PART):
-        v, s, f = values[a : a + _PART], agreed[a : a + _PART], frame[a : a + _PART]
-        if not convex and _are_sums_finite(v, s, f):
-            found |= _land_finite(v, s, f)
-        else:
-            found |= _land_any(v, s, f, convex)
-    return found
+    return _in_parts(values, agreed, frame, one, convex, _are_sums_finite, _land_finite, _land_any)
 
 
 @inner
@@ -227,7 +207,7 @@ def _land_finite(values, agreed, frame):
 
 
 @inner
-def _land_any(values, agreed, frame, convex):
+def _land_any(values, agreed, frame, one, convex):
     touched = 0
     for i in range(values.size):
         x = frame[i]
@@ -276,6 +256,7 @@ def _differ(values, agreed, frame, one, convex):
 
 @inner
 def _each_block(control, base, low, agreed, frame, record, do):
+    node = header_of(base).table_workers  # it is a table's last worker
     one, convex = frame.dtype.type(1), load64(record + AGREEING_CONVEX) != 0
     length, size = header_of(base).stripe_size, frame.size
     values = array_at(base + header_of(base).buffer_0, low + size, frame)
@@ -283,14 +264,14 @@ def _each_block(control, base, low, agreed, frame, record, do):
     while a < size:
         block = (low + a) // length
         b = min(size, (block + 1) * length - low)
-        code = hold_block(control, base, block)
+        code = lock_stripe(control, base, node, block)
         if code != HELD:
             return code
         found = do(values[low + a : low + b], agreed[a:b], frame[a:b], one, convex)
         if found & (SOME | REST):
             store64(record + AGREEING_FOUND, load64(record + AGREEING_FOUND) | (found & (SOME | REST)))
         store64(record + AGREEING_DONE, b)
-        release_block(base, block, found & _TOUCHED)
+        unlock_stripe(base, node, block, found & _TOUCHED)
         a = b
     return DONE
 

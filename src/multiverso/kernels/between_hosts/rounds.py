@@ -23,21 +23,11 @@ from __future__ import annotations
 from multiverso.compiling.atomics import array_at, load32, load64, scratch, store32, store64, words
 from multiverso.compiling.declaring import Address, Data, Int, Words, inner, kernel
 from multiverso.kernels.codes import DONE, LOST_SOMEONE
-from multiverso.kernels.dense import copy_into, end_call, record_operation, store_both, subtract_into
+from multiverso.kernels.dense import PART, copy_into, store_both, subtract_into
 from multiverso.kernels.rounds.calls import copy_rows, stage_difference
-from multiverso.kernels.rounds.folding import (
-    NOTHING,
-    PART,
-    WHOLE,
-    bounds,
-    buffer_of,
-    part_of,
-    slot_at,
-    step_of,
-    update_part,
-)
+from multiverso.kernels.rounds.folding import NOTHING, WHOLE, bounds, buffer_of, part_of, slot_at, step_of, update_part
 from multiverso.kernels.rounds.steps import OPEN, ROUND, STAGE, STAGED, finish, gather, publish_folded
-from multiverso.kernels.rules import pull_round, stage_push
+from multiverso.kernels.rules import step_in_round, values_of_round
 from multiverso.kernels.waits import (
     NOT_READY,
     READY,
@@ -186,6 +176,11 @@ def _read_nothing(values, local, last):
 
 
 @inner
+def _commit(control, base, update, me, progress, like):
+    return _go_through(control, base, update, me, progress, like, like, _read_nothing)
+
+
+@inner
 def _read_one(values, local, last):
     copy_into(local, values)
 
@@ -205,7 +200,7 @@ def read_rows(
     control: Address, base: Address, update: Address, me: Int, progress: Words, ids: Words, out: Data, call: Address
 ) -> Int:
     """As ``rounds.read_rows``."""
-    code = _go_through(control, base, update, me, progress, out, out, _read_nothing)
+    code = _commit(control, base, update, me, progress, out)
     if code != DONE:
         return code
     values = array_at(base + buffer_of(base, progress[ROUND]), header_of(base).elements, out)
@@ -238,34 +233,17 @@ def apply_rule(
     control: Address,
     base: Address,
     update: Address,
-    push: Address,
-    pull: Address,
     me: Int,
-    local_state: Address,
-    hyper: Address,
+    rule: Words,
     progress: Words,
     local: Data,
-    reads: Int,
+    does: Int,
     call: Address,
 ) -> Int:
     """As ``rules.apply_rule_in_round``."""
-    if push != 0 and progress[OPEN] == 0:
-        centre = base + buffer_of(base, progress[ROUND] - 1)
-        stage_push(base, push, me, local_state, hyper, progress, local, centre)
-    if reads == 0:
-        record_operation(base, me, at.ADDS, local.size)
-        end_call(call)
-        return DONE
-    code = _go_through(control, base, update, me, progress, local, local, _read_nothing)
-    if code != DONE:
-        return code
-    if pull != 0:
-        pull_round(base, pull, local_state, hyper, local, base + buffer_of(base, progress[ROUND]))
-    if push != 0:
-        _finish(base, me, progress, at.EXCHANGES, 2 * local.size, call)
-    else:
-        _finish(base, me, progress, at.GETS, local.size, call)
-    return DONE
+    return step_in_round(
+        control, base, update, me, rule, progress, local, does, call, values_of_round, _commit, _finish
+    )
 
 
 @kernel

@@ -18,12 +18,12 @@ from multiverso.kernels.keyed.row_words import (
     count_up,
     keyed_line,
     owner_of,
-    read_rows,
+    rows_at,
     settle_row,
     undo_slot_of,
 )
 from multiverso.kernels.keyed.rows import enter_key, used
-from multiverso.kernels.stripe_words import undo_slot_in
+from multiverso.kernels.stripe_words import read_rows, undo_slot_in
 from multiverso.layout.keyed import CANDIDATE, ELSEWHERE, GROUP_SHIFT, GROUPS, LINE_BYTES, LINES, NO_ROW, OWNER, at
 
 _AHEAD = 16
@@ -148,7 +148,7 @@ def _in_this(rows):
 def read(control: Address, base: Address, me: Int, keys: Words, rows: Words, out: Address, progress: Int) -> Int:
     """Writes the values of rows, and for those ABSENT the initial values of their keys: ``(done << 16) | code``."""
     size = load_acquire64(base + at.COLUMNS) * load_acquire64(base + at.ITEMSIZE)
-    code = read_rows(control, base, me, rows, out, size, progress)
+    code = read_rows(rows_at(base, me), control, me, rows, out, size, progress)
     if code != 0:
         return code
     for k in range(rows.size):
@@ -164,7 +164,7 @@ def read(control: Address, base: Address, me: Int, keys: Words, rows: Words, out
 @kernel
 def read_whole(control: Address, base: Address, me: Int, rows: Words, out: Address, size: Int, progress: Int) -> Int:
     """Writes the first ``size`` bytes of rows, values and state: ``(done << 16) | code``. Leaves them pinned."""
-    return read_rows(control, base, me, rows, out, size, progress)
+    return read_rows(rows_at(base, me), control, me, rows, out, size, progress)
 
 
 @kernel

@@ -62,16 +62,22 @@ def unpin(line):
 @inner
 def safe_epoch(control, base):
     """What was removed before this epoch is in no call's undo slots any more."""
+    return oldest_epoch(control, base, -1)
+
+
+@inner
+def oldest_epoch(control, base, but):
+    """In which epoch the oldest call began that is under way in a worker other than ``but``; the current one: none."""
     fence_all()
-    safe = load_acquire64(base + at.EPOCH)
+    oldest = load_acquire64(base + at.EPOCH)
     for worker in range(OWNERS):
         line = base + LINES + LINE_BYTES * worker
         pinned = load_acquire64(line + at.PIN)
-        if pinned != 0 and pinned - 1 < safe:
+        if worker != but and pinned != 0 and pinned - 1 < oldest:
             owner = owner_word(load_acquire64(line + at.ATTACHMENT), worker)
             if not is_dead(control, owner):
-                safe = pinned - 1
-    return safe
+                oldest = pinned - 1
+    return oldest
 
 
 # -- fresh rows ------------------------------------------------------------------------------------------------

@@ -72,17 +72,18 @@ def segment_at(base, segment):
 
 @inner
 def resolve(base, key_hash):
-    """The number of the segment that a hash belongs to; the hint only says where to begin to look."""
+    """The number of the segment that a hash belongs to, and its word; the hint only says where to begin to look."""
     depth = load_acquire64(base + at.HINT)
     while True:
         segment = key_hash & ((1 << depth) - 1)
-        found = depth_of(load_acquire64(word_at(base, segment)))
+        word = load_acquire64(word_at(base, segment))
+        found = depth_of(word)
         if found < 0:
             depth -= 1
         elif key_hash & ((1 << found) - 1) != segment:
             depth = found
         else:
-            return segment
+            return segment, word
 
 
 @inner
@@ -102,7 +103,8 @@ def next_pattern(segment, depth):
 def fetch(base, key):
     """Sends for the bucket in which a key will be looked for."""
     key_hash = hash64(key)
-    bucket = segment_at(base, resolve(base, key_hash)) + home_of(key_hash) * BUCKET_BYTES
+    segment, _ = resolve(base, key_hash)
+    bucket = segment_at(base, segment) + home_of(key_hash) * BUCKET_BYTES
     prefetch(bucket)
     prefetch(bucket + 64)
 
@@ -111,7 +113,7 @@ def fetch(base, key):
 def fetch_to_enter(base, key):
     """As ``fetch``, and for what else entering the key will look at: the next bucket, and the segment's counts."""
     key_hash = hash64(key)
-    segment = resolve(base, key_hash)
+    segment, _ = resolve(base, key_hash)
     home, place = home_of(key_hash), segment_at(base, segment)
     prefetch(place + home * BUCKET_BYTES)
     prefetch(place + home * BUCKET_BYTES + 64)
@@ -234,12 +236,7 @@ def seek(control, base, owner, key_hash, key):
     """
     tries = 0
     while True:
-        segment = resolve(base, key_hash)
-        address = word_at(base, segment)
-        word = load_acquire64(address)
-        depth = depth_of(word)
-        if depth < 0 or key_hash & ((1 << depth) - 1) != segment:
-            continue
+        segment, word = resolve(base, key_hash)
         entry = scan(segment_at(base, segment), key_hash, key)
         if entry:
             value = load_acquire64(entry + 8)
@@ -251,7 +248,7 @@ def seek(control, base, owner, key_hash, key):
                 code = await_segment(control, base, owner, segment)
                 if code != 0:
                     return -code, segment, word
-        elif load_acquire64(address) == word:
+        elif load_acquire64(word_at(base, segment)) == word:
             return ABSENT, segment, word
 
 

@@ -18,6 +18,7 @@ from multiverso.compiling.atomics import (
 )
 from multiverso.compiling.declaring import Address, Int, Words, inner, kernel
 from multiverso.kernels.keyed.buckets import count, scan
+from multiverso.kernels.keyed.fresh import oldest_epoch
 from multiverso.kernels.keyed.index import (
     depth_of,
     fetch,
@@ -29,7 +30,6 @@ from multiverso.kernels.keyed.index import (
 )
 from multiverso.kernels.keyed.row_words import count_up, hold_row, is_dead, keyed_line, owner_of, undo_slot_of
 from multiverso.kernels.keyed.segments import SEGMENT_ENTRIES, take_segment
-from multiverso.kernels.stripe_words import owner_word
 from multiverso.layout.keyed import (
     BUCKET_BYTES,
     BUCKETS,
@@ -110,15 +110,8 @@ def remove(control: Address, base: Address, me: Int, keys: Words, removed: Words
 
 @kernel
 def are_through(control: Address, base: Address, me: Int, epoch: Int) -> Int:
-    """Whether no call but ``me``'s own is under way that began before an epoch."""
-    fence_all()
-    for worker in range(OWNERS):
-        line = base + LINES + LINE_BYTES * worker
-        pinned = load_acquire64(line + at.PIN)
-        owner = owner_word(load_acquire64(line + at.ATTACHMENT), worker)
-        if worker != me and pinned != 0 and pinned - 1 < epoch and not is_dead(control, owner):
-            return 0
-    return 1
+    """Whether no call but ``me``'s own is under way that began before an epoch, which has been the current one."""
+    return int(oldest_epoch(control, base, me) >= epoch)
 
 
 # -- eviction --------------------------------------------------------------------------------------------------
@@ -248,12 +241,8 @@ def evict(control: Address, base: Address, me: Int, seen: Words, until_ns: Int) 
     total = _total(base)
     while seen[0] < WHOLE:
         pattern = load_acquire64(base + at.EVICT_AT)
-        segment = resolve(base, pattern)
-        address = word_at(base, segment)
-        word = load_acquire64(address)
-        depth = depth_of(word)
-        if depth < 0 or pattern & ((1 << depth) - 1) != segment:
-            continue
+        segment, word = resolve(base, pattern)
+        address, depth = word_at(base, segment), depth_of(word)
         store_release64(base + at.EVICT_AT, max(next_pattern(segment, depth), 0))
         seen[0] += WHOLE >> depth
         if word & OWNER:

@@ -1,8 +1,8 @@
 """A keyed table's rows under their words: ``stripe_words`` has the protocol.
 
 This says where the words and undo slots lie. Each worker has one undo slot in a keyed table. The updater's numbers of a
-row lie behind its values and are kept and put back with them. The loops over many rows do the quick half of ``hold``
-and of a read themselves.
+row lie behind its values and are kept and put back with them. The loop that adds to many rows does the quick half of
+``hold`` itself.
 """
 
 # mypy: disable-error-code="no-untyped-def,no-untyped-call,no-any-return"
@@ -12,7 +12,6 @@ from __future__ import annotations
 from multiverso.compiling.atomics import (
     call_update,
     compare_swap64,
-    fence_acquire,
     fence_release,
     load32,
     load_acquire64,
@@ -31,7 +30,6 @@ from multiverso.kernels.stripe_words import (
     hold,
     name_word,
     owner_word,
-    release_unchanged,
     settle_undo_slots,
     undo_slot_in,
 )
@@ -39,7 +37,6 @@ from multiverso.layout.keyed import KEYED, LINE_BYTES, LINES, OWNER, ROW_VERSION
 
 _SPACING = 3  # words lie side by side: a large table has thousands of cache lines of them
 _AHEAD = 16  # rows that are on their way from memory meanwhile
-_TRIES = 64  # of a read without the word
 
 
 @inner
@@ -160,49 +157,6 @@ def add_to_rows(control, base, updater, me, rows, delta, stamped, progress):
         store_release64(address, value + ROW_VERSION)
     store_release64(undo + at.UNDO_ROW, 0)
     store_release64(undo + at.UNDO_POSITION, rows.size)
-    return 0
-
-
-@inner
-def read_rows(control, base, me, rows, out, wanted, progress):
-    """Copies ``wanted`` bytes of rows; those numbered below 0 are left as they are. ``(done << 16) | code``."""
-    size = load_acquire64(base + at.ROW_BYTES)
-    values, words = base + load_acquire64(base + at.ROWS), base + load_acquire64(base + at.ROW_WORDS)
-    shift, owner = load_acquire64(base + at.SHIFT), owner_of(base, me)
-    for k in range(progress, min(progress + _AHEAD, rows.size)):
-        for line in range(0, wanted, 64):
-            prefetch(values + max(int(rows[k]), 0) * size + line)
-    for k in range(progress, rows.size):
-        if k + _AHEAD < rows.size:
-            ahead = values + max(int(rows[k + _AHEAD]), 0) * size
-            for line in range(0, wanted, 64):
-                prefetch(ahead + line)
-        row = int(rows[k])
-        if row < 0:
-            continue
-        word = row >> shift
-        address = words + 8 * word
-        tries = 0
-        while True:
-            value = load_acquire64(address)
-            if value & OWNER == 0:
-                move(out + k * wanted, values + row * size, wanted)
-                fence_acquire()
-                if load_acquire64(address) == value:
-                    break
-            else:
-                value = await_row(control, base, owner, word)
-                if value < 0:
-                    return (k << 16) | -value
-            tries += 1
-            if tries > _TRIES:  # a hot block: read under the word, which is given back unchanged
-                held = rows_at(base, me)
-                value = hold(held, control, me, owner, undo_slot_of(base, owner), word)
-                if value < 0:
-                    return (k << 16) | -value
-                move(out + k * wanted, values + row * size, wanted)
-                release_unchanged(held, word, value)
-                break
     return 0
 
 

@@ -13,8 +13,9 @@ from multiverso.compiling.declaring import inner
 from multiverso.kernels.codes import FULL
 from multiverso.kernels.keyed.buckets import LOW_56, ONES, count, counts_at, fill, home_of, put, scan, tag_of
 from multiverso.kernels.keyed.fresh import begin_row, claim_row, give_claimed, safe_epoch, stamp
-from multiverso.kernels.keyed.index import ABSENT, await_segment, depth_of, resolve, segment_at, split, word_at
+from multiverso.kernels.keyed.index import ABSENT, segment_at, split, word_at
 from multiverso.kernels.keyed.row_words import count_up, hold_row, undo_slot_of
+from multiverso.kernels.keyed.segments import free_segment
 from multiverso.layout.keyed import (
     BUCKET_BYTES,
     BUCKETS,
@@ -23,7 +24,6 @@ from multiverso.layout.keyed import (
     EPOCHS,
     FREQUENCY_SHIFT,
     NO_ROW,
-    OWNER,
     PROBES,
     ROW_VERSION,
     SEGMENT_VERSION,
@@ -190,18 +190,10 @@ def enter_key(control, base, owner, key_hash, key, line, call, k, absent_from, a
     at_once = call[2] <= 1
     must_claim = False
     while True:
-        segment = resolve(base, key_hash)
-        address = word_at(base, segment)
-        word = load_acquire64(address)
-        depth = depth_of(word)
-        if depth < 0 or key_hash & ((1 << depth) - 1) != segment:
-            continue
-        if word & OWNER:
-            code = await_segment(control, base, owner, segment)
-            if code != 0:
-                return -code
-            continue
-        place = segment_at(base, segment)
+        segment, word, code = free_segment(control, base, owner, key_hash)
+        if code != 0:
+            return -code
+        address, place = word_at(base, segment), segment_at(base, segment)
         claimed = -1
         # a fresh row is written before the word is taken, unless a dead entry's may do
         if must_claim or (at_once and load_acquire64(counts_at(base, place)) >> 32 == 0):

@@ -4,9 +4,9 @@
 
 from __future__ import annotations
 
-from multiverso.compiling.atomics import compare_swap64, load_acquire64, store_release64
+from multiverso.compiling.atomics import compare_swap64, store_release64
 from multiverso.compiling.declaring import inner
-from multiverso.kernels.keyed.index import await_segment, depth_of, resolve, word_at
+from multiverso.kernels.keyed.index import await_segment, resolve, word_at
 from multiverso.kernels.keyed.row_words import undo_slot_of
 from multiverso.layout.keyed import BUCKETS, ENTRIES, OWNER, at
 
@@ -17,11 +17,7 @@ SEGMENT_ENTRIES = BUCKETS * ENTRIES
 def free_segment(control, base, owner, pattern):
     """Returns the segment that a pattern belongs to, its word while nobody holds it, and 0 or TIMED_OUT."""
     while True:
-        segment = resolve(base, pattern)
-        word = load_acquire64(word_at(base, segment))
-        depth = depth_of(word)
-        if depth < 0 or pattern & ((1 << depth) - 1) != segment:
-            continue  # it was split meanwhile
+        segment, word = resolve(base, pattern)
         if word & OWNER == 0:
             return segment, word, 0
         code = await_segment(control, base, owner, segment)

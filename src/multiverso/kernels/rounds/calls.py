@@ -71,7 +71,7 @@ def stage_rows(base: Address, me: Int, progress: Words, ids: Words, delta: Data,
 
 
 @inner
-def _commit(control, base, update, me, progress, like):
+def commit(control, base, update, me, progress, like):
     """Goes through a round with what is in this worker's slot, or with nothing."""
     source = WHOLE if progress[STAGED] else NOTHING
     return go_through(control, base, update, me, source, progress, like, like, like, fold)
@@ -87,7 +87,7 @@ def copy_rows(values, columns, ids, out):
 @kernel
 def read(control: Address, base: Address, update: Address, me: Int, progress: Words, out: Data, call: Address) -> Int:
     """A ``get``: goes through a round, whose result is in ``out`` afterwards; DONE, or why it stopped."""
-    code = _commit(control, base, update, me, progress, out)
+    code = commit(control, base, update, me, progress, out)
     if code != DONE:
         return code
     copy_into(out, array_at(base + buffer_of(base, progress[ROUND]), out.size, out))
@@ -100,7 +100,7 @@ def read_rows(
     control: Address, base: Address, update: Address, me: Int, progress: Words, ids: Words, out: Data, call: Address
 ) -> Int:
     """A ``get`` of rows, whose ids were checked; DONE, or why it stopped."""
-    code = _commit(control, base, update, me, progress, out)
+    code = commit(control, base, update, me, progress, out)
     if code != DONE:
         return code
     values = array_at(base + buffer_of(base, progress[ROUND]), header_of(base).elements, out)

@@ -6,11 +6,10 @@ from __future__ import annotations
 from multiverso.compiling.atomics import array_at, load32, prefetch_to_write, scratch, words
 from multiverso.compiling.declaring import inner
 from multiverso.kernels.codes import DONE
-from multiverso.kernels.dense import add_into, copy_into, update_in_step
+from multiverso.kernels.dense import PART, add_into, copy_into, update_in_step
 from multiverso.kernels.waits import header_of, line_of
 from multiverso.layout import words as at
 
-PART = 4096
 _SENT_FOR = 8192  # bytes: with three more arrays of it, what the nearest cache holds
 _MOST_MEMBERS = at.MAX_WORKERS  # a constant of this module is one for the compiler, too
 # what a worker's slot holds in a round

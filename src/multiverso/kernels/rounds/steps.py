@@ -20,8 +20,8 @@ import numpy as np
 from multiverso.compiling.atomics import array_at, compare_swap64, load32, load64, store32, store64, words
 from multiverso.compiling.declaring import inner
 from multiverso.kernels.codes import DONE, LOST_SOMEONE
-from multiverso.kernels.dense import end_call, store_both, subtract_into
-from multiverso.kernels.rounds.folding import CHUNKED, PART, bounds, buffer_of, part_of, small_slot_at, step_of
+from multiverso.kernels.dense import PART, end_call, store_both, subtract_into
+from multiverso.kernels.rounds.folding import CHUNKED, bounds, buffer_of, part_of, small_slot_at, step_of
 from multiverso.kernels.waits import (
     NOT_READY,
     READY,

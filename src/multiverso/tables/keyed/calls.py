@@ -20,12 +20,12 @@ from multiverso.memory.heap import Budget
 from multiverso.runtime.session.session import Session
 from multiverso.tables.convert import Array
 from multiverso.tables.keyed.growth import Growth
+from multiverso.tables.keyed.keys import Keys
 from multiverso.tables.keyed.memory import KeyedMemory
 from multiverso.tables.keyed.progress import Adding, Call, Evicting, Removing, done
 from multiverso.tables.keyed.spec import KeyedSpec
 from multiverso.turns import holds, new_lock, turn
 
-Keys = npt.NDArray[np.int64]
 P = ParamSpec("P")
 T = TypeVar("T")
 _MOST_AT_ONCE = 1 << 16
@@ -117,22 +117,18 @@ class KeyedCalls:
         gone: npt.NDArray[np.bool_] = work.removed != 0
         return gone
 
-    def tick(self, call: Call, seconds: float | None) -> int:
-        """Advances the table's time by one; evicts, for so long, where the table does: how many keys. Then `end`."""
-        work = self._evicting(call)
+    def evict(self, call: Call, seconds: float | None) -> int:
+        """Evicts keys until all of the table was looked at, or a time is over: how many. Then `end`.
+
+        Before that a tick advances the table's time, also of a table that evicts nothing.
+        """
+        turn(self.lock, self._spec)  # refuses before the time advances
+        self._begin(call)
+        work = call.work
+        assert isinstance(work, Evicting)
         if work.tick is not None:
             self._memory.set_word("TICK", work.tick)
         return self._evict(work.seen, seconds) if self._spec.eviction is not None else 0
-
-    def evict(self, call: Call, seconds: float | None) -> int:
-        """Evicts keys until all of the table was looked at, or a time is over: how many. Then `end`."""
-        return self._evict(self._evicting(call).seen, seconds)
-
-    def _evicting(self, call: Call) -> Evicting:
-        turn(self.lock, self._spec)  # refuses before the time advances
-        self._begin(call)
-        assert isinstance(call.work, Evicting)
-        return call.work
 
     def evict_excess(self, seconds: float) -> None:
         """Evicts keys for some time, as a part of another call, after which a thread may have closed the table."""
@@ -141,11 +137,12 @@ class KeyedCalls:
 
     def _evict(self, seen: Keys, seconds: float | None) -> int:
         end = 2**62 if seconds is None else time.monotonic_ns() + int(seconds * 1e9)
+        evict, places = removal.evict.compiled(), (self._session.control.address, self._memory.address)
         with turn(self.lock, self._spec):
             while seen[0] < removal.WHOLE:
                 self._clear(None)  # a slice at a time: the interpreter may have a signal to handle
                 slice_end = min(end, time.monotonic_ns() + 50_000_000)
-                self._one(removal.evict, seen, slice_end)
+                evict(*places, self._session.worker_id, seen, slice_end)
                 if time.monotonic_ns() >= end:
                     break
         return int(seen[1])
@@ -193,12 +190,6 @@ class KeyedCalls:
                 return int(code[0])
 
             session.resume(code[0], again, deadline, self.what)
-
-    def _one(self, kernel: Any, *arguments: Any) -> int:
-        code: int = kernel.compiled()(
-            self._session.control.address, self._memory.address, self._session.worker_id, *arguments
-        )
-        return code
 
     # -- calls that raised -----------------------------------------------------------------------------------
 
@@ -327,16 +318,13 @@ class KeyedCalls:
 
     def make_room(self, keys: int) -> None:
         """Gets memory ready for so many more rows, if the machine has it, which is looked at now and then."""
-        self._check_memory(keys)
-        self._growth.prepare(keys)
-
-    def _check_memory(self, keys: int) -> None:
         free = self._budget.shortage(keys * self._memory.bytes_a_key)
         if free is not None:
             raise OutOfMemoryError(
                 f"{self._spec!s} has {self._memory.rows_handed_out():,} rows, and only {free / 1e6:,.0f} MB of memory "
                 "are available: no rows can be added to new keys"
             )
+        self._growth.prepare(keys)
 
     def release(self) -> None:
         """Ends what pins the rows that were found; under the lock."""

@@ -107,7 +107,6 @@ class KeyedContents(HeldKeyedTable):
         if isinstance(calls, SpreadCalls) and isinstance(passes, SpreadPasses):
             host, hosts = session.hosts.index(session.control.here), len(session.hosts)
             return snapshots.part_of(directory, host, hosts), passes.own, calls.own
-        assert isinstance(calls, KeyedCalls)
         assert isinstance(passes, KeyedPasses)
         return snapshots.whole_in(directory), passes, calls
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
@@ -17,22 +16,14 @@ from multiverso.memory.shared import SharedMemory
 from multiverso.memory.words import bump_and_wake, load32, load64, store64, wait_for_change
 from multiverso.runtime.session.patience import Patience
 from multiverso.runtime.session.session import Session
+from multiverso.tables.keyed.keys import Keys
 from multiverso.tables.keyed.progress import done
 
-Keys = npt.NDArray[np.int64]
 Bytes = npt.NDArray[np.uint8]
 MOST_KEYS = desk.ROOM // 8
 _Lane = Literal[0, 1]
 _WAIT: _Lane = 0
 _LATER: _Lane = 1
-
-
-@dataclass(frozen=True)
-class Answer:
-    """A number, and how many keys lie in the room."""
-
-    number: int
-    found: int
 
 
 class Desk:
@@ -99,7 +90,8 @@ class Desk:
 
     def count(self, deadline: Deadline) -> int:
         """Returns how many keys have a row on the other hosts."""
-        return self._ask(desk.COUNT_KEYS, self._room(0), deadline).number
+        number, _ = self._ask(desk.COUNT_KEYS, self._room(0), deadline)
+        return number
 
     def set_hyper(self, place: int, value: float, deadline: Deadline) -> None:
         """Sets one of the updater's hyperparameters on the other hosts."""
@@ -107,15 +99,14 @@ class Desk:
 
     def list_keys(self, host: int, pattern: int, deadline: Deadline) -> tuple[int, Keys]:
         """Returns some keys of a host, candidates too, from a hash pattern on, and where to continue; -1: all came."""
-        answer = self._ask(desk.LIST, self._room(0), deadline, host << 48 | pattern)
-        return answer.number, self._room(answer.found).copy()
+        number, n = self._ask(desk.LIST, self._room(0), deadline, host << 48 | pattern)
+        return number, self._room(n).copy()
 
     def read_whole(self, host: int, keys: Keys, deadline: Deadline) -> tuple[Keys, Bytes]:
         """Returns those of the keys that have a row on a host, and their rows with the updater's state."""
         found, rows = [], []
         for low in range(0, keys.size, self._most_rows):
-            answer = self._ask(desk.READ, keys[low : low + self._most_rows], deadline, host << 48)
-            n = answer.found
+            _, n = self._ask(desk.READ, keys[low : low + self._most_rows], deadline, host << 48)
             found.append(self._room(n).copy())
             rows.append(self._bytes(n * (8 + self._row_bytes))[8 * n :].reshape(n, self._row_bytes).copy())
         return np.concatenate(found or [keys]), np.concatenate(rows or [np.empty((0, self._row_bytes), np.uint8)])
@@ -156,7 +147,10 @@ class Desk:
         bump_and_wake(self._bell)
         return number
 
-    def _ask(self, what: int, keys: Keys, deadline: Deadline, argument: int = 0, marks: Keys | None = None) -> Answer:
+    def _ask(
+        self, what: int, keys: Keys, deadline: Deadline, argument: int = 0, marks: Keys | None = None
+    ) -> tuple[int, int]:
+        """Asks the node, and waits; returns a number, and how many keys lie in the room."""
         self._session.check_may_wait()
         lane = self._lane(_WAIT)
         self._clear(deadline, keys)
@@ -166,7 +160,7 @@ class Desk:
         if code := load64(lane + desk.CODE):
             self._marks = None
             raise self._error(code, load64(lane + desk.RESULT))
-        answer = Answer(load64(lane + desk.RESULT), load64(lane + desk.FOUND))
+        answer = (load64(lane + desk.RESULT), load64(lane + desk.FOUND))
         self._take_marks()
         return answer
 

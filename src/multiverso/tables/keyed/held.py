@@ -24,7 +24,7 @@ class HeldKeyedTable(Table[KeyedSpec]):
     """One worker's hold of a keyed table, without its operations; see `KeyedTable`."""
 
     _memory: KeyedMemory
-    _calls: KeyedCalls | SpreadCalls
+    _calls: KeyedCalls
     _passes: KeyedPasses | SpreadPasses
     _rounds: KeyedRounds | None = None  # in a synchronous job
 

@@ -76,7 +76,7 @@ class KeyedMemory:
     def check_equal(self, spec: KeyedSpec) -> None:
         """Raises TableMismatchError unless the memory is of such a table."""
         made, asked = self.array(0, layout.LINES), np.zeros(layout.LINES, np.uint8)
-        places = {name: load64(self.address + getattr(at, name)) for name in _PLACES}
+        places = layout.places(self.word("ROW_BYTES"), self.word("CAPACITY"))
         _write_header(asked.ctypes.data, spec, places)
         if not np.array_equal(made[: at.HYPER], asked[: at.HYPER]):
             raise TableMismatchError(
@@ -178,24 +178,6 @@ def memory_name(called: str) -> str:
     return layout.KEYED_MEMORY + called
 
 
-_PLACES = (
-    "ROW_BYTES",
-    "SHIFT",
-    "CAPACITY",
-    "MOST_DEPTH",
-    "UNDO_BYTES",
-    "UNDO_SLOTS",
-    "ROW_WORDS",
-    "STAMPS",
-    "REMOVALS",
-    "RING",
-    "SEGMENT_WORDS",
-    "SEGMENT_COUNTS",
-    "SEGMENTS",
-    "ROWS",
-)
-
-
 def _write_header(address: int, spec: KeyedSpec, places: dict[str, int]) -> None:
     """Writes what never changes, and the hyperparameters."""
     eviction = spec.eviction or Eviction(most_keys=1)
@@ -216,7 +198,7 @@ def _write_header(address: int, spec: KeyedSpec, places: dict[str, int]) -> None
         "BY_FREQUENCY": some * (eviction.by == "frequency"),
         "SCALE": _bits(spec.scale),
         "LEAST_NORM": _bits(some * (eviction.least_norm or 0.0)),
-        **{name: places[name] for name in _PLACES},
+        **{name: place for name, place in places.items() if name != "size"},
     }
     for name, value in words.items():
         store64(address + getattr(at, name), int(value))

@@ -87,7 +87,7 @@ class KeyedRounds(Synchronous):
         memory = KeyedMemory.of(session, called, spec)
         update = 0 if updater.name == "add" else compile_update(updater.apply, spec.dtype)
         name = small.name or f"the {spec}"
-        access = replace(access_to(session, shard, update, name), slot=_no_slot)
+        access = access_to(session, shard, update, name)
         calls = KeyedCalls(session, memory, spec)
         logs = _open_logs(session, f"{memory_name(called)}-logs", spec)
         rounds = cls(session, called, access, number, memory, calls, logs)
@@ -183,7 +183,3 @@ def _open_logs(session: Session, name: str, spec: KeyedSpec) -> SharedMemory:
 
 def _leave_zeros(shard: Shard, last: bool, number: int) -> None:
     """The values of the small table mean nothing."""
-
-
-def _no_slot() -> Array:
-    raise AssertionError("a keyed table's rounds have logs, and no slots")

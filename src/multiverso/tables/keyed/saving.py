@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 from dataclasses import asdict
-from typing import Any
 
 import msgspec
 import numpy as np
@@ -17,11 +16,11 @@ from multiverso.errors import SnapshotError
 from multiverso.files.opening import write_whole
 from multiverso.files.parsing import Count, tensors
 from multiverso.spec.states import State
+from multiverso.tables.convert import Array
+from multiverso.tables.keyed.keys import Keys
 from multiverso.tables.keyed.spec import KeyedSpec
 
 _FORMAT = "multiverso keyed table 1"
-Array = npt.NDArray[Any]
-Keys = npt.NDArray[np.int64]
 
 
 class Content(Struct, frozen=True):
@@ -48,39 +47,39 @@ class Copied(Struct, frozen=True):
     spec: KeyedSpec
     content: Content
 
-    def save(self, path: str | os.PathLike[str]) -> None:
-        """Writes it to a file."""
-        save(path, self.spec, self.content)
+    def save(self, path: str | os.PathLike[str], more: dict[str, str] | None = None) -> bytes:
+        """Writes keys (n,), values (n, dim) and updater state to one file, whole or not at all; returns its bytes."""
+        from safetensors.numpy import save as serialise
+
+        content = self.content
+        header = {"format": _FORMAT, "table": json.dumps(self.spec.as_message()), "ticks": str(content.ticks)}
+        header |= more or {}
+        arrays = {"keys": content.keys, **_columns(self.spec, content.rows)}
+        if content.uses is not None:
+            arrays["uses"] = (content.uses >> 32).astype(np.int32)
+        if content.removed.size:
+            arrays["removed"] = content.removed
+        whole: bytes = serialise(arrays, metadata=header)
+        write_whole(path, whole)
+        return whole
 
 
-def save(path: str | os.PathLike[str], spec: KeyedSpec, content: Content, more: dict[str, str] | None = None) -> bytes:
-    """Writes keys (n,), values (n, dim) and updater state to one file, whole or not at all; returns its bytes."""
-    from safetensors.numpy import save as serialise
-
-    header = {"format": _FORMAT, "table": json.dumps(spec.as_message()), "ticks": str(content.ticks)}
-    header |= more or {}
-    arrays = {"keys": content.keys, **_columns(spec, content.rows)}
-    if content.uses is not None:
-        arrays["uses"] = (content.uses >> 32).astype(np.int32)
-    if content.removed.size:
-        arrays["removed"] = content.removed
-    whole: bytes = serialise(arrays, metadata=header)
-    write_whole(path, whole)
-    return whole
+def _widths(spec: KeyedSpec) -> dict[str, int]:
+    """Returns the parts of a row by their names in a file, and how many numbers each has."""
+    return dict(zip(["values", *(f"state.{state.name}" for state in spec.states)], spec.widths(), strict=True))
 
 
 def _columns(spec: KeyedSpec, rows: npt.NDArray[np.uint8]) -> dict[str, Array]:
     """Takes rows apart: values and each of the updater's states."""
-    names = ["values", *(f"state.{state.name}" for state in spec.states)]
     numbers, end, found = rows.view(spec.dtype), 0, {}
-    for name, width in zip(names, spec.widths(), strict=True):
+    for name, width in _widths(spec).items():
         found[name] = np.ascontiguousarray(numbers[:, end : end + width])
         end += width
     return found
 
 
 def load(path: str | os.PathLike[str], spec: KeyedSpec) -> Content:
-    """Returns what `save` wrote, if it fits the table.
+    """Returns what `Copied.save` wrote, if it fits the table.
 
     Raises:
         SnapshotError: it does not, or this is not a saved keyed table.
@@ -105,7 +104,7 @@ def _content(path: str | os.PathLike[str], spec: KeyedSpec, arrays: dict[str, Ar
     good = "keys" in arrays and all(a.dtype == np.int64 and a.ndim == 1 for a in (keys, removed))
     good = good and (uses is None or (uses.dtype == np.int32 and uses.shape == keys.shape))
     parts = []
-    for name, width in zip(["values", *(f"state.{state.name}" for state in spec.states)], spec.widths(), strict=True):
+    for name, width in _widths(spec).items():
         array = arrays.get(name)
         if array is None or array.shape != (keys.size, width) or array.dtype != spec.dtype:
             good = False

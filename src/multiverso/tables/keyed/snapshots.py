@@ -21,7 +21,6 @@ from typing import Annotated, Any
 
 import msgspec
 import numpy as np
-import numpy.typing as npt
 
 from multiverso.errors import SnapshotError
 from multiverso.files import opening as files
@@ -30,7 +29,6 @@ from multiverso.tables.keyed import saving
 from multiverso.tables.keyed.saving import Content
 from multiverso.tables.keyed.spec import KeyedSpec
 
-Keys = npt.NDArray[np.int64]
 _MANIFEST = "manifest.json"
 _LOCK = ".lock"
 _FORMAT = "multiverso keyed snapshots 1"
@@ -189,7 +187,7 @@ def write(directory: Path, spec: KeyedSpec, content: Content, before: list[Snaps
     parent = before[-1].number if before else None
     name = f"snapshot-{number}.safetensors"
     link = {"number": str(number), "parent": str(parent or "")}
-    data = saving.save(directory / name, spec, content, link)
+    data = saving.Copied(spec, content).save(directory / name, link)
     snapshot = Snapshot(
         number,
         parent,

@@ -28,7 +28,8 @@ from multiverso.shards.keyed import copies_status
 from multiverso.spec.states import State
 from multiverso.tables.convert import Array
 from multiverso.tables.keyed.calls import KeyedCalls
-from multiverso.tables.keyed.desk import Desk
+from multiverso.tables.keyed.desk import Bytes, Desk
+from multiverso.tables.keyed.keys import Keys
 from multiverso.tables.keyed.memory import KeyedMemory, memory_name
 from multiverso.tables.keyed.progress import NOT_YET, Adding, Call, Removing, done, unmarked
 from multiverso.tables.keyed.spec import KeyedSpec
@@ -38,8 +39,6 @@ from multiverso.updaters import BY_NAME
 from multiverso.updaters.cached import copy_loops
 from multiverso.wire.requests import Spread
 
-Keys = npt.NDArray[np.int64]
-Bytes = npt.NDArray[np.uint8]
 _COPIES_BYTES = 256 << 20  # by default
 _COPY_SECONDS = 1.0
 
@@ -52,18 +51,19 @@ class OwnCalls(KeyedCalls):
         is_here: whether each group of keys lives on this host.
 
     Attributes:
+        is_here: the same.
         keeps_use: whether finding a row is not enough: its use is noted, too.
     """
 
     def __init__(self, session: Session, memory: KeyedMemory, spec: KeyedSpec, is_here: npt.NDArray[np.bool_]) -> None:
         super().__init__(session, memory, spec)
-        self._is_here = is_here
+        self.is_here = is_here
         self.keeps_use = spec.keeps_use
 
     def _admit(self, call: Adding, deadline: Deadline | None) -> None:
         if not done(call.rows) < call.keys.size:
             return
-        here = self._is_here[groups_of(call.keys)]
+        here = self.is_here[groups_of(call.keys)]
         if here.all():
             super()._admit(call, deadline)
             return
@@ -91,29 +91,155 @@ class Found(NamedTuple):
     no_row: int
 
 
-class CopyCalls(KeyedCalls):
-    """What this worker does with copies of rows that live elsewhere: a key that has none is fetched.
+class SpreadCalls(KeyedCalls):
+    """What this worker does with a keyed table of a job on several hosts.
+
+    It is itself what works on copies of rows that live elsewhere, of which those that are missing are fetched; an add
+    or a removal of both kinds of rows is a call of its own, with a part that `own` does.
 
     Args:
-        session, memory, spec: see `KeyedCalls`.
-        is_here: whether each group of keys lives on this host; an add leaves those out.
-        own: what is done to the rows that live here; an add or a removal of both is this one's, with a part of it.
-        desk: where rows are asked for.
+        session: the worker's.
+        memory, spec: of the copies.
+        own: what is done to the rows that live here.
+        desk: where the node is asked for rows.
+        most: copies that there may be.
     """
 
     def __init__(
-        self,
-        session: Session,
-        memory: KeyedMemory,
-        spec: KeyedSpec,
-        is_here: npt.NDArray[np.bool_],
-        own: OwnCalls,
-        desk: Desk,
+        self, session: Session, memory: KeyedMemory, spec: KeyedSpec, own: OwnCalls, desk: Desk, most: int
     ) -> None:
         super().__init__(session, memory, spec)
-        self._is_here, self.own, self.desk = is_here, own, desk
-        self._here_words = is_here.astype(np.int64)  # as the kernel takes it
+        self.own, self.desk, self._most = own, desk, most
         self.lock, self._mine = own.lock, own._mine  # it is one table's
+        self._spec = own._spec  # in words, it is that table
+        self._here, self._is_here = session.hosts.index(session.control.here), own.is_here
+        self._here_words = own.is_here.astype(np.int64)  # as the kernel takes it
+        self._size = spec.dim * np.dtype(spec.dtype).itemsize
+        self._add_copy = compile_update(copy_loops(own._spec.updater).add, spec.dtype)
+
+    # -- rows ------------------------------------------------------------------------------------------------
+
+    def _parts(self, keys: Keys) -> tuple[Keys, Keys]:
+        """Returns the places of keys that live here, and of the others."""
+        here = self._is_here[groups_of(keys)]
+        return np.flatnonzero(here), np.flatnonzero(~here)
+
+    def get(self, keys: Keys, out: Array, deadline: Deadline | None) -> None:
+        """See `KeyedCalls.get`."""
+        with turn(self.lock, self._spec):
+            self.own.ready(deadline)
+            self.ready(deadline)
+            for low in range(0, keys.size, self._most):
+                self._get(keys[low : low + self._most], out.ctypes.data + low * self._size, deadline)
+
+    def _get(self, keys: Keys, out: int, deadline: Deadline | None) -> None:
+        try:
+            while True:
+                found = self.find_either(keys, deadline)
+                if not found.no_copy:
+                    break
+                self.release()  # the node may have to let copies go first
+                deadline = deadline or self._session.start_deadline()
+                self.desk.fetch(np.unique(keys[found.copies == ABSENT]), deadline)
+            self.own.run(kernels.read, (keys, found.here, out), deadline)
+            if found.away:
+                self.run(kernels.read, (keys, found.copies, out), deadline)
+        finally:
+            self.release()
+
+    def add(self, call: Call, deadline: Deadline | None) -> None:
+        """See `KeyedCalls.add`."""
+        here = call.work
+        assert isinstance(here, Adding)
+        if here.keys.size > self._most:
+            self._check_number(here.keys)
+        work = Adding.of(self._add_copy, here.keys, here.delta, 1)
+        call.work, work.here = work, here
+        super().add(call, deadline)
+
+    def _check_number(self, keys: Keys) -> None:
+        _, there = self._parts(keys)
+        if (number := np.unique(keys[there]).size) > self._most:
+            raise ValueError(
+                f"an add to {number:,} keys that live on other hosts, and this host keeps copies of {self._most:,} "
+                "rows: give the table more (cache_rows=), or add to fewer at a time"
+            )
+
+    def contains(self, keys: Keys) -> npt.NDArray[np.bool_]:
+        """See `KeyedCalls.contains`."""
+        here, there = self._parts(keys)
+        found = np.zeros(keys.size, np.bool_)
+        found[here] = self.own.contains(keys[here])
+        answer = unmarked(keys[there])
+        self._asked(self.desk.flags, layout.CONTAINS, keys[there], answer)
+        found[there] = answer
+        return found
+
+    def prefetch(self, keys: Keys) -> None:
+        """Asks for copies of the rows of keys, and does not wait."""
+        _, there = self._parts(keys)
+        wanted = np.unique(keys[there])
+        if wanted.size:
+            missing = wanted[self.find(wanted) < 0]
+            with turn(self.lock, self._spec):
+                if missing.size:
+                    self.desk.prefetch(missing)
+
+    def overwrite(self, keys: Keys, rows: Bytes) -> None:
+        """See `KeyedCalls.overwrite`."""
+        here, there = self._parts(keys)
+        self.own.overwrite(keys[here], rows[here])
+        self._asked(self.desk.overwrite, keys[there], rows[there])
+
+    def count(self) -> int:
+        """Returns how many keys have a row on other hosts."""
+        return int(self._asked(self.desk.count))
+
+    def set_hyper(self, place: int, value: float) -> None:
+        """Sets a hyperparameter of the updater on other hosts."""
+        self._asked(self.desk.set_hyper, place, value)
+
+    def listed(self) -> Iterator[tuple[int, Keys]]:
+        """Yields other hosts and some of the keys there, with a row or as candidates, each once."""
+        for host in range(len(self._session.hosts)):
+            pattern = -1 if host == self._here else 0
+            while pattern >= 0:
+                pattern, keys = self._asked(self.desk.list_keys, host, pattern)
+                yield host, keys
+
+    def read_whole(self, host: int, keys: Keys) -> tuple[Keys, Bytes]:
+        """Returns those of the keys that have a row on another host, and their rows with the updater's state."""
+        found: tuple[Keys, Bytes] = self._asked(self.desk.read_whole, host, keys)
+        return found
+
+    def evict(self, call: Call, seconds: float | None) -> int:
+        """See `KeyedCalls.evict`; of this host, as are the next two."""
+        return self.own.evict(call, seconds)
+
+    def evict_excess(self, seconds: float) -> None:
+        """See `KeyedCalls.evict_excess`."""
+        self.own.evict_excess(seconds)
+
+    def excess(self) -> int:
+        """See `KeyedCalls.excess`."""
+        return self.own.excess()
+
+    def statistics(self) -> dict[str, int]:
+        """Returns what this host has of rows that live on others, as `KeyedTable.stats` has it."""
+        return copies_status(self.address)
+
+    def close(self, reason: str) -> None:
+        """See `KeyedCalls.close`."""
+        super().close(reason)
+        self.own.close(reason)
+
+    def _asked(self, ask: Any, *arguments: Any) -> Any:
+        with turn(self.lock, self._spec):
+            deadline = self._session.start_deadline()
+            self.ready(deadline)
+            return ask(*arguments, deadline)
+
+    # -- one call, of rows here and of copies ------------------------------------------------------------------
 
     def has_begun(self, call: Adding | Removing) -> bool:
         """See `KeyedCalls.has_begun`. What only a lost host could finish has not."""
@@ -179,166 +305,6 @@ class CopyCalls(KeyedCalls):
             self.desk.fetch(np.unique(keys[missing]), deadline)
         call.rows[:] = ELSEWHERE
         call.rows[there] = rows
-
-
-class SpreadCalls:
-    """What this worker does with a keyed table of a job on several hosts; has what `KeyedCalls` has.
-
-    Args:
-        session: the worker's.
-        own: calls on the rows that live here.
-        copies: calls on copies of others.
-        desk: where the node is asked.
-        spec: the table.
-        most: copies that there may be.
-    """
-
-    def __init__(
-        self, session: Session, own: OwnCalls, copies: CopyCalls, desk: Desk, spec: KeyedSpec, most: int
-    ) -> None:
-        self._session, self.own, self.copies, self.desk = session, own, copies, desk
-        self._spec, self._most = spec, most
-        self._size = spec.dim * np.dtype(spec.dtype).itemsize
-        self._here = session.hosts.index(session.control.here)
-        self._is_here = desk.homes == self._here
-        self._add_copy = compile_update(copy_loops(spec.updater).add, spec.dtype)
-
-    def _parts(self, keys: Keys) -> tuple[Keys, Keys]:
-        """Returns the places of keys that live here, and of the others."""
-        here = self._is_here[groups_of(keys)]
-        return np.flatnonzero(here), np.flatnonzero(~here)
-
-    def get(self, keys: Keys, out: Array, deadline: Deadline | None) -> None:
-        """See `KeyedCalls.get`."""
-        with turn(self.own.lock, self._spec):
-            for calls in (self.own, self.copies):
-                calls.ready(deadline)
-            for low in range(0, keys.size, self._most):
-                self._get(keys[low : low + self._most], out.ctypes.data + low * self._size, deadline)
-
-    def _get(self, keys: Keys, out: int, deadline: Deadline | None) -> None:
-        copies = self.copies
-        try:
-            while True:
-                found = copies.find_either(keys, deadline)
-                if not found.no_copy:
-                    break
-                copies.release()  # the node may have to let copies go first
-                deadline = deadline or self._session.start_deadline()
-                self.desk.fetch(np.unique(keys[found.copies == ABSENT]), deadline)
-            self.own.run(kernels.read, (keys, found.here, out), deadline)
-            if found.away:
-                copies.run(kernels.read, (keys, found.copies, out), deadline)
-        finally:
-            copies.release()
-
-    def add(self, call: Call, deadline: Deadline | None) -> None:
-        """See `KeyedCalls.add`."""
-        here = call.work
-        assert isinstance(here, Adding)
-        if here.keys.size > self._most:
-            self._check_number(here.keys)
-        work = Adding.of(self._add_copy, here.keys, here.delta, 1)
-        call.work, work.here = work, here
-        self.copies.add(call, deadline)
-
-    def _check_number(self, keys: Keys) -> None:
-        _, there = self._parts(keys)
-        if (number := np.unique(keys[there]).size) > self._most:
-            raise ValueError(
-                f"an add to {number:,} keys that live on other hosts, and this host keeps copies of {self._most:,} "
-                "rows: give the table more (cache_rows=), or add to fewer at a time"
-            )
-
-    def end(self, call: Call) -> None:
-        """See `KeyedCalls.end`."""
-        self.own.end(call)
-
-    def contains(self, keys: Keys) -> npt.NDArray[np.bool_]:
-        """See `KeyedCalls.contains`."""
-        here, there = self._parts(keys)
-        found = np.zeros(keys.size, np.bool_)
-        found[here] = self.own.contains(keys[here])
-        answer = unmarked(keys[there])
-        self._asked(self.desk.flags, layout.CONTAINS, keys[there], answer)
-        found[there] = answer
-        return found
-
-    def remove(self, call: Call, deadline: Deadline | None) -> npt.NDArray[np.bool_]:
-        """See `KeyedCalls.remove`."""
-        return self.copies.remove(call, deadline)
-
-    def prefetch(self, keys: Keys) -> None:
-        """Asks for copies of the rows of keys, and does not wait."""
-        _, there = self._parts(keys)
-        wanted = np.unique(keys[there])
-        if wanted.size:
-            missing = wanted[self.copies.find(wanted) < 0]
-            with turn(self.copies.lock, self._spec):
-                if missing.size:
-                    self.desk.prefetch(missing)
-
-    def overwrite(self, keys: Keys, rows: Bytes) -> None:
-        """See `KeyedCalls.overwrite`."""
-        here, there = self._parts(keys)
-        self.own.overwrite(keys[here], rows[here])
-        self._asked(self.desk.overwrite, keys[there], rows[there])
-
-    def count(self) -> int:
-        """Returns how many keys have a row on other hosts."""
-        return int(self._asked(self.desk.count))
-
-    def set_hyper(self, place: int, value: float) -> None:
-        """Sets a hyperparameter of the updater on other hosts."""
-        self._asked(self.desk.set_hyper, place, value)
-
-    def listed(self) -> Iterator[tuple[int, Keys]]:
-        """Yields other hosts and some of the keys there, with a row or as candidates, each once."""
-        for host in range(len(self._session.hosts)):
-            pattern = -1 if host == self._here else 0
-            while pattern >= 0:
-                pattern, keys = self._asked(self.desk.list_keys, host, pattern)
-                yield host, keys
-
-    def read_whole(self, host: int, keys: Keys) -> tuple[Keys, Bytes]:
-        """Returns those of the keys that have a row on another host, and their rows with the updater's state."""
-        found: tuple[Keys, Bytes] = self._asked(self.desk.read_whole, host, keys)
-        return found
-
-    def tick(self, call: Call, seconds: float | None) -> int:
-        """See `KeyedCalls.tick`; of this host, as are the next three."""
-        return self.own.tick(call, seconds)
-
-    def evict(self, call: Call, seconds: float | None) -> int:
-        """See `KeyedCalls.evict`."""
-        return self.own.evict(call, seconds)
-
-    def evict_excess(self, seconds: float) -> None:
-        """See `KeyedCalls.evict_excess`."""
-        self.own.evict_excess(seconds)
-
-    def excess(self) -> int:
-        """See `KeyedCalls.excess`."""
-        return self.own.excess()
-
-    def statistics(self) -> dict[str, int]:
-        """Returns what this host has of rows that live on others, as `KeyedTable.stats` has it."""
-        return copies_status(self.copies.address)
-
-    def settle(self, deadline: Deadline | None) -> None:
-        """See `KeyedCalls.settle`."""
-        self.copies.settle(deadline)
-
-    def close(self, reason: str) -> None:
-        """See `KeyedCalls.close`."""
-        self.copies.close(reason)
-        self.own.close(reason)
-
-    def _asked(self, ask: Any, *arguments: Any) -> Any:
-        with turn(self.copies.lock, self._spec):
-            deadline = self._session.start_deadline()
-            self.copies.ready(deadline)
-            return ask(*arguments, deadline)
 
 
 class SpreadPasses:
@@ -430,6 +396,5 @@ def open_spread(
     desk = Desk(session, desks, bell, str(spec), whole, homes_of(range(len(session.hosts))))
     is_here = desk.homes == session.hosts.index(session.control.here)
     own = OwnCalls(session, memory, spec, is_here)
-    copies = CopyCalls(session, copy_memory, copy_spec, is_here, own, desk)
-    calls = SpreadCalls(session, own, copies, desk, spec, most)
+    calls = SpreadCalls(session, copy_memory, copy_spec, own, desk, most)
     return memory, calls, SpreadPasses(KeyedPasses(session, memory, own), calls)

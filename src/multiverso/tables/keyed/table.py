@@ -262,7 +262,7 @@ class KeyedTable(KeyedContents):
         """
         self._session.check()
         this_call = Call(Evicting(self.ticks + 1))
-        evicted = self._calls.tick(this_call, _checked_seconds(seconds))
+        evicted = self._calls.evict(this_call, _checked_seconds(seconds))
         self._calls.end(this_call)
         return evicted
 
