@@ -99,11 +99,11 @@ def _launch(args: argparse.Namespace) -> int:
     else:
         plan = Plan.of(hosts, args.devices, ssh=args.ssh, port=args.port, encrypted=not args.insecure_fabric)
         grace = 2 * (2 * GRACE_SECONDS + 1)
-    with contextlib.closing(plan):
+    with contextlib.closing(plan.hosts) if plan.hosts else contextlib.nullcontext():
         logs = _log_directory(name)
         start = Start(name, str(logs), args.worker_args, args.controller_args, multi=hosts is not None)
         report = ControllerReport(args.json)
-        names = {"hosts": list(plan.roster.names)} if plan.roster else {}
+        names = {"hosts": list(plan.names)} if plan.names else {}
         launched = f"{name}: {counted(plan.workers_num, 'worker')} on {plan}; logs in {logs}"
         report.say(launched, "launched", logs=str(logs), **names)
         return _run(plan, start, report, grace)
@@ -238,7 +238,7 @@ def _outcome(plan: Plan, controllers: Sequence[Program], result: JobResult, repo
     else:
         # the first that failed by itself: those that were ended because of it say little
         end = min(result.exits, key=lambda end: (end.code == 0, end.ended_by_us, end.worker_id))
-        who = f"the controller on {plan.roster.names[end.worker_id]}" if plan.roster else "the controller"
+        who = f"the controller on {plan.names[end.worker_id]}" if plan.names else "the controller"
         text = controllers[end.worker_id].failure_text(who, end)
         code = end.code if end.code in (WRONG_ARGUMENTS, SYSTEM_ERROR, OTHER_ERROR) else FAILURE
     if report.as_json:

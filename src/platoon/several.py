@@ -5,25 +5,27 @@ from __future__ import annotations
 import json
 import os
 import shlex
-import socket
-import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from multiverso.hosts.roster import LISTENER_VARIABLE, ROSTER_VARIABLE, Roster
-from multiverso.hosts.transport.addresses import ANY
-from multiverso.hosts.transport.credentials import new_credentials
-from multiverso.launch import WorkerCommand, visible_gpus
-from multiverso.launch.place import FROM_INPUT
-from multiverso.launch.ssh import MOST_HOSTS, addresses_of, checked_names, checked_ssh, over_ssh
+from multiverso.launch import visible_gpus
+from multiverso.launch.plan import HostPlan
+from multiverso.launch.ssh import MOST_HOSTS, checked_names
 from platoon import configparser
 from platoon.devices import check_devices, device_environment, find_devices
 from platoon.processes import Program, program
 from platoon.util import PlatoonError
 
 DEFAULT_HOSTS_PORT = 29600
-_PASSED_ON = ("PYTHONPATH", "OMP_NUM_THREADS", "MULTIVERSO_TIMEOUT_SECONDS", "MULTIVERSO_CACHE_DIR", "THEANO_FLAGS")
+_PASSED_ON = (
+    "PLATOON_LAUNCHED",
+    "PYTHONPATH",
+    "OMP_NUM_THREADS",
+    "MULTIVERSO_TIMEOUT_SECONDS",
+    "MULTIVERSO_CACHE_DIR",
+    "THEANO_FLAGS",
+)
 
 
 @dataclass(frozen=True)
@@ -69,15 +71,11 @@ class Plan:
 
     Attributes:
         devices: those of each host.
-        roster: the hosts; nothing where there is this one alone.
-        ssh: what reaches a host; nothing where all are this machine.
-        listening: the port that the others come to, in a rehearsal.
+        hosts: who they are; nothing where there is this one alone.
     """
 
     devices: list[list[str]]
-    roster: Roster | None = None
-    ssh: list[str] | None = None
-    listening: socket.socket | None = None
+    hosts: HostPlan | None = None
 
     @classmethod
     def alone(cls, devices: Sequence[str] | None) -> Plan:
@@ -99,28 +97,24 @@ class Plan:
         if len(hosts) == 1 and hosts[0].isdecimal():
             if not 2 <= int(hosts[0]) <= MOST_HOSTS:
                 raise PlatoonError(f"-H {hosts[0]}: a rehearsal has 2 to {MOST_HOSTS} hosts")
-            names = tuple(f"host-{host}" for host in range(int(hosts[0])))
-            each = [_checked_here(_devices_of(name, devices)) for name in names]
-            listening = socket.create_server(("127.0.0.1", 0))
-            credentials = new_credentials(encrypted=False).to_text()  # nothing leaves this machine
-            first = listening.getsockname()[:2]
-            roster = Roster(0, names, tuple(map(len, each)), first, credentials, rehearsal=True)
-            return cls(each, roster, listening=listening)
-        names, command = checked_names("-H", hosts), checked_ssh(ssh)
-        addresses = addresses_of(names, command)
+            each = [_checked_here(_devices_of(f"host-{host}", devices)) for host in range(int(hosts[0]))]
+            return cls(each, HostPlan.rehearsal(list(map(len, each))))
+        names = checked_names("-H", hosts)
         each = [_devices_of(name, devices) for name in names]
-        credentials = new_credentials(encrypted).to_text()
-        first = (addresses[0], port)
-        roster = Roster(0, names, tuple(map(len, each)), first, credentials, bind=ANY, addresses=addresses)
-        return cls(each, roster, command)
+        return cls(each, HostPlan.by_ssh(names, list(map(len, each)), ssh, port=port, encrypted=encrypted))
 
     @property
     def workers_num(self) -> int:
         """How many workers there will be, on all hosts."""
         return sum(map(len, self.devices))
 
+    @property
+    def names(self) -> tuple[str, ...]:
+        """What the hosts are called; nothing where there is this one alone."""
+        return () if self.hosts is None else self.hosts.roster.names
+
     def __str__(self) -> str:
-        return " ".join(self.devices[0]) if self.roster is None else ", ".join(self.roster.names)
+        return ", ".join(self.names) or " ".join(self.devices[0])
 
     def controllers(self, start: Start, logs: Path, variables: Mapping[str, str], status: int) -> list[Program]:
         """Returns the hosts' controllers, to be started.
@@ -134,32 +128,16 @@ class Plan:
         return [self._controller(host, start, logs, variables, status) for host in range(len(self.devices))]
 
     def _controller(self, host: int, start: Start, logs: Path, variables: Mapping[str, str], status: int) -> Program:
-        devices, name = self.devices[host], "controller"
-        environment = dict(variables)
-        if self.roster is not None:
-            name = f"controller_{self.roster.names[host]}"
-            environment[ROSTER_VARIABLE] = self.roster.on(host).as_text()
-        if self.roster is not None and self.ssh is not None:
-            there = [f"{ROSTER_VARIABLE}={FROM_INPUT}", f"PLATOON_LAUNCHED={start.launched(devices)}"]
-            there += [f"{each}={os.environ[each]}" for each in _PASSED_ON if each in os.environ]
-            python = [sys.executable, "-u", *start.arguments(devices)]
-            over = over_ssh(self.ssh, self.roster.names[host], python, there, self.roster.grace)
-            out, err = logs / f"{name}.out", logs / f"{name}.err"
-            command = WorkerCommand(over, {**os.environ, **environment}, files=(out, err))
-            return Program(self.roster.names[host], command, out, err)
-        environment |= {"PLATOON_STATUS_FD": str(status), "PLATOON_LAUNCHED": start.launched(devices)}
-        if self.roster is None and set(devices) != {"cpu"}:
+        devices = self.devices[host]
+        environment = {**variables, "PLATOON_LAUNCHED": start.launched(devices)}
+        descriptors: tuple[int, ...] = ()
+        if self.hosts is None or self.hosts.ssh is None:
+            environment["PLATOON_STATUS_FD"], descriptors = str(status), (status,)
+        if self.hosts is None and set(devices) != {"cpu"}:
             environment["PLATOON_GPUS"] = ",".join(visible_gpus(os.environ))
-        descriptors = [status]
-        if host == 0 and self.listening is not None:
-            environment[LISTENER_VARIABLE] = str(self.listening.fileno())
-            descriptors.append(self.listening.fileno())
-        return program(name, start.arguments(devices), "cpu", logs, environment, descriptors=tuple(descriptors))
-
-    def close(self) -> None:
-        """Closes the port."""
-        if self.listening is not None:
-            self.listening.close()
+        name = f"controller_{self.names[host]}" if self.hosts else "controller"
+        made = program(name, start.arguments(devices), "cpu", logs, environment, descriptors=descriptors)
+        return replace(made, command=self.hosts.on(host, made.command, _PASSED_ON)) if self.hosts else made
 
 
 def _checked_here(devices: list[str]) -> list[str]:

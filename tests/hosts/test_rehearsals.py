@@ -197,7 +197,8 @@ def test_what_is_no_list_of_hosts_is_refused(tmp_path: Path, hosts: str) -> None
 
 def test_addresses_of_ipv6_are_hosts_too() -> None:
     options = RunOptions("train.py", workers=2, hosts="me@[fd00::2],node-b", ssh="sh", encrypted=False)
-    roster, commands = launching.plan_by_ssh(options, "job", os.environ)
+    plan = launching.plan_of(options)
+    roster, commands = plan.roster, launching.host_commands(options, plan, os.environ)
     assert roster.names == ("me@fd00::2", "node-b")  # which ssh takes
     assert roster.addresses == ("fd00::2", "node-b")
     assert "me@fd00::2" in commands[0].arguments
@@ -211,7 +212,7 @@ def test_ssh_is_told_for_how_long_a_host_may_be_silent(
     (tmp_path / "ssh").symlink_to("/bin/true")
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     options = RunOptions("train.py", workers=2, hosts="node-a,node-b", ssh=ssh, encrypted=False, host_grace=60.0)
-    _, commands = launching.plan_by_ssh(options, "job", os.environ)
+    commands = launching.host_commands(options, launching.plan_of(options), os.environ)
     words = " ".join(commands[1].arguments)
     assert ("-o ServerAliveInterval=21 -o ServerAliveCountMax=3 node-b" in words) == told
 

@@ -18,9 +18,9 @@ from launch_support import SECONDS, environ, script, wait_until_gone
 
 import multiverso as mv
 from multiverso.errors import StartupError, WaitTimeoutError, WorkerFailedError, WorkerLostError
-from multiverso.launch.commands import worker_commands
 from multiverso.launch.job import Job
 from multiverso.launch.output import Output
+from multiverso.launch.processes import WorkerCommand
 from multiverso.launch.sinks import text_sink
 from multiverso.runtime.session.current import current
 
@@ -114,12 +114,10 @@ def test_what_it_raised_is_known_when_it_is_killed_on_its_way_out() -> None:
 
 def test_a_worker_that_the_others_lost_may_end_by_itself() -> None:
     programs = ["raise SystemExit(3)", "import time; time.sleep(0.5); raise SystemExit(7)"]
-    commands = worker_commands(
-        [(sys.executable, "-c", text) for text in programs], address="of this test", environ=os.environ
-    )
+    environ = {**os.environ, "OF_THIS_TEST": "1"}
     job = Job(
-        commands,
-        marker="MULTIVERSO_NODE=of this test",
+        [WorkerCommand((sys.executable, "-c", text), environ) for text in programs],
+        marker="OF_THIS_TEST=1",
         output=Output(text_sink(sys.stdout, sys.stderr)),
         grace_seconds=SECONDS,
         lost_workers=lambda: [1],

@@ -6,7 +6,7 @@ import os
 import socket
 import ssl
 import threading
-from contextlib import ExitStack
+from contextlib import closing
 
 import pytest
 
@@ -123,13 +123,11 @@ def test_who_shows_no_certificate_or_speaks_an_older_tls_is_not_heard(newest: ss
 
 def test_what_hosts_are_told_by_ssh_has_no_secret_on_a_command_line() -> None:
     options = RunOptions("train.py", workers=2, hosts="one,two", ssh="sh", encrypted=False)
-    roster, commands = hosts.plan_by_ssh(options, "job", os.environ)
-    for command in commands:
-        assert roster.credentials not in " ".join(command.arguments)
+    plan = hosts.plan_of(options)
+    for command in hosts.host_commands(options, plan, os.environ):
+        assert plan.roster.credentials not in " ".join(command.arguments)
 
 
 def test_a_rehearsal_listens_on_loopback_only() -> None:
-    with ExitStack() as stack:
-        options = RunOptions("train.py", workers=2, hosts="2")
-        roster, _ = hosts.plan_rehearsal(options, "job", os.environ, stack)
-        assert roster.bind == roster.coordinator[0] == "127.0.0.1"
+    with closing(hosts.plan_of(RunOptions("train.py", workers=2, hosts="2"))) as plan:
+        assert plan.roster.bind == plan.roster.coordinator[0] == "127.0.0.1"

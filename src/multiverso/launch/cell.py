@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import html
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from multiverso.launch.watched import Page, Watch
+from multiverso.runtime.node.node import Node
+from multiverso.saying import say
 
 # in a <div>, as IPython warns of a bare frame
 _FRAME = (
@@ -15,27 +19,28 @@ _FRAME = (
 )
 
 
-class Cell:
-    """Where the page is shown: live while the job runs, and what it showed in the end, which needs no server."""
-
-    def __init__(self, page: Page) -> None:
-        self._handle: Any = None
+@contextmanager
+def shown(node: Node) -> Iterator[Watch]:
+    """Shows a page of a node's job: live until it is over, and then what it showed in the end, without a server."""
+    page = Page()
+    with Watch(page) as watch:
+        cell: Any = None
         if _in_notebook():
             from IPython.display import HTML, display
 
-            self._handle = display(HTML(_FRAME.format(f'src="{html.escape(page.address)}"')), display_id=True)
+            cell = display(HTML(_FRAME.format(f'src="{html.escape(page.address)}"')), display_id=True)
         else:
-            print(f"multiverso: the page is at {page.address}", file=sys.stderr, flush=True)
+            say(f"the page is at {page.address}")
+        watch.follow(node)
+        try:
+            yield watch
+        finally:
+            watch.leave()
+            if cell is not None and watch.history.now is not None:
+                from multiverso.page.feed import Feed
 
-    def keep(self, watch: Watch) -> None:
-        """Replaces the live page by what it shows now."""
-        if self._handle is not None and watch.history.now is not None:
-            from IPython.display import HTML
-
-            from multiverso.page.feed import Feed
-
-            text = html.escape(Feed(history=watch.history).saved())
-            self._handle.update(HTML(_FRAME.format(f'srcdoc="{text}"')))
+                text = html.escape(Feed(history=watch.history).saved())
+                cell.update(HTML(_FRAME.format(f'srcdoc="{text}"')))
 
 
 def _in_notebook() -> bool:

@@ -4,14 +4,14 @@ import os
 import sys
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import IO, Any, TypedDict, TypeVar, TypeVarTuple, Unpack, overload
 
 from multiverso.deadline import checked_seconds
 from multiverso.errors import StartupError
 from multiverso.hosts.roster import spread
-from multiverso.launch.cell import Cell
+from multiverso.launch.cell import shown
 from multiverso.launch.job import OnFailure
 from multiverso.launch.on_nodes import Part, Watcher, job_on
 from multiverso.launch.outcomes import conclude, read_answer, write_call
@@ -20,7 +20,6 @@ from multiverso.launch.place import JOB_VARIABLE, Place, place_in
 from multiverso.launch.restarting import Replacements
 from multiverso.launch.results import WorkerExit
 from multiverso.launch.sinks import text_sink
-from multiverso.launch.watched import Page, Watch
 from multiverso.layout.words import MAX_WORKERS
 from multiverso.runtime.node.node import Node
 from multiverso.wire.trust import SECRET_VARIABLE, new_secret
@@ -115,8 +114,8 @@ def run(
     if not hasattr(hosts, "__index__") or not 1 <= hosts <= workers:
         raise StartupError(f"multiverso.run: hosts is {hosts!r}; it must be from 1 to the {workers} workers.")
     with ExitStack() as stack:
-        call = stack.enter_context(_memory("multiverso-call"))
-        answers = [stack.enter_context(_memory("multiverso-answer")) for _ in range(workers)]
+        call = stack.enter_context(open(os.memfd_create("multiverso-call"), "w+b"))
+        answers = [stack.enter_context(open(os.memfd_create("multiverso-answer"), "w+b")) for _ in range(workers)]
         write_call(call, function, tuple(args), dict(kwargs or {}))
         secret = new_secret()
         descriptors = [(call.fileno(), answer.fileno()) for answer in answers]
@@ -128,7 +127,7 @@ def run(
             theirs = [descriptors[worker_id] for worker_id in place.workers]
             programs = [(*python, *map(str, pair)) for pair in theirs]  # inherited under the same numbers
             parts.append(Part(node, place, programs, theirs))
-        watch = stack.enter_context(_shown(parts[0].node)) if page else None
+        watch = stack.enter_context(shown(parts[0].node)) if page else None
         job = job_on(
             parts,
             Replacements(replace),
@@ -146,20 +145,6 @@ def run(
         f"multiverso.run took longer than timeout_seconds={timeout_seconds:g}" if result.reason == "timeout" else None
     )
     return conclude(outcomes, on_failure, late)
-
-
-@contextmanager
-def _shown(node: Node) -> Iterator[Watch]:
-    """Shows a page of the job, until it is over."""
-    page = Page()
-    with Watch(page) as watch:
-        cell = Cell(page)
-        watch.follow(node)
-        try:
-            yield watch
-        finally:
-            watch.leave()
-            cell.keep(watch)
 
 
 class _Answers(Watcher):
@@ -227,9 +212,3 @@ def check_call(
         raise StartupError(f"{what}: replace is {replace!r}; it must be a number of workers, 0 or more.")
     if replace and on_failure == "stop":
         raise StartupError(f"{what}: replace={replace} is for on_failure='continue', where the others continue.")
-
-
-@contextmanager
-def _memory(name: str) -> Iterator[IO[bytes]]:
-    with open(os.memfd_create(name), "w+b") as file:
-        yield file

@@ -8,32 +8,30 @@ do here is what a launcher does with workers: start them, pass on signals, end t
 import math
 import os
 import signal
-import socket
 import sys
 import threading
 import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack, closing, suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass, replace
 
 from multiverso.errors import StartupError
 from multiverso.hosts.control.connections import say_absent
-from multiverso.hosts.roster import LISTENER_VARIABLE, ROSTER_VARIABLE, Roster, spread
-from multiverso.hosts.transport.addresses import ANY
-from multiverso.hosts.transport.credentials import new_credentials
+from multiverso.hosts.roster import ROSTER_VARIABLE, spread
 from multiverso.hosts.values.options import VARIABLES, in_environment
 from multiverso.launch._ssh import FAILED as SSH_FAILED
 from multiverso.launch.job import Job
 from multiverso.launch.options import RunOptions, check
 from multiverso.launch.output import Output
-from multiverso.launch.place import FROM_INPUT, JOB_VARIABLE
+from multiverso.launch.place import JOB_VARIABLE
+from multiverso.launch.plan import HostPlan
 from multiverso.launch.processes import WorkerCommand
 from multiverso.launch.restarting import Replacements, Starts
 from multiverso.launch.results import JobResult, WorkerExit
 from multiverso.launch.signals import Signals, let_signals_end_us
 from multiverso.launch.sinks import Stream, unbuffered, write_all
-from multiverso.launch.ssh import MOST_HOSTS, addresses_of, checked_names, checked_ssh, over_ssh
+from multiverso.launch.ssh import MOST_HOSTS, checked_names
 from multiverso.node_log import NODE_SAYS
 from multiverso.runtime.discovery.restarts import RESTARTS_VARIABLE, RESUME_VARIABLE
 
@@ -105,21 +103,17 @@ class Ended:
 
 def _start(options: RunOptions, starts: Starts) -> Ended:
     """Runs the job once."""
-    assert options.hosts is not None
-    by_ssh = not options.hosts.isdecimal()
     job_id = uuid.uuid4().hex
-    with ExitStack() as stack:
-        environ = starts.environ({**os.environ, **in_environment(**options.exchange)}, options.resume)
-        if not by_ssh:
-            roster, commands = plan_rehearsal(options, job_id, environ, stack)
-        else:
-            roster, commands = plan_by_ssh(options, job_id, environ)
+    with closing(plan_of(options)) as plan:
+        environ = {**os.environ, **in_environment(**options.exchange), JOB_VARIABLE: job_id}
+        commands = host_commands(options, plan, starts.environ(environ, options.resume))
+        roster = plan.roster
         shown = _Shown(roster.names)
         output = Output(shown)
         replacements = Replacements(options.replace)
 
         def lost(end: WorkerExit) -> bool:
-            return end.failed and (end.signal is not None or (end.code == SSH_FAILED and by_ssh))
+            return end.failed and (end.signal is not None or (end.code == SSH_FAILED and plan.ssh is not None))
 
         def ended(end: WorkerExit) -> None:
             if lost(end) and options.on_failure == "continue":
@@ -204,52 +198,28 @@ def _quoted(said: str) -> str:
     return f" Its last line: {said}" if said else ""
 
 
-def plan_rehearsal(
-    options: RunOptions, job_id: str, given: Mapping[str, str], stack: ExitStack
-) -> tuple[Roster, list[WorkerCommand]]:
-    """Hosts host-0, host-1, ... that are all this machine."""
+def plan_of(options: RunOptions) -> HostPlan:
+    """Returns the hosts that were asked for, and how many workers each has.
+
+    Raises:
+        StartupError: they are none, or too many, or cannot be reached.
+    """
     assert options.hosts is not None
+    if not options.hosts.isdecimal():
+        names = checked_names("--hosts", options.hosts.split(","))
+        workers = spread(options.workers_num, len(names))
+        return HostPlan.by_ssh(
+            names, workers, options.ssh, port=options.port, encrypted=options.encrypted, grace=options.host_grace
+        )
     if not 1 <= int(options.hosts) <= MOST_HOSTS:
         raise StartupError(f"--hosts {options.hosts}: the number of hosts must be from 1 to {MOST_HOSTS}.")
-    names = tuple(f"host-{host}" for host in range(int(options.hosts)))
-    workers = spread(options.workers_num, len(names))
-    listening = stack.enter_context(closing(socket.create_server(("127.0.0.1", 0))))
-    credentials = new_credentials(encrypted=False).to_text()  # nothing leaves this machine
-    roster = Roster(
-        0, names, workers, listening.getsockname()[:2], credentials, rehearsal=True, grace=options.host_grace
-    )
-    commands = []
-    for host in range(roster.hosts):
-        environ = {**given, JOB_VARIABLE: job_id, ROSTER_VARIABLE: roster.on(host).as_text()}
-        descriptors: tuple[int, ...] = ()
-        if host == 0:
-            environ[LISTENER_VARIABLE] = str(listening.fileno())
-            descriptors = (listening.fileno(),)
-        command = (sys.executable, "-P", "-m", "multiverso", "run", *_arguments(options))
-        commands.append(WorkerCommand(command, environ, descriptors=descriptors))
-    return roster, commands
+    return HostPlan.rehearsal(spread(options.workers_num, int(options.hosts)), options.host_grace)
 
 
-def plan_by_ssh(options: RunOptions, job_id: str, environ: Mapping[str, str]) -> tuple[Roster, list[WorkerCommand]]:
-    """Hosts by name, reached by ssh: the same folder and the same interpreter there as here."""
-    assert options.hosts is not None
-    names = checked_names("--hosts", options.hosts.split(","))
-    workers = spread(options.workers_num, len(names))
-    ssh = checked_ssh(options.ssh)
-    addresses = addresses_of(names, ssh)
-    credentials = new_credentials(options.encrypted).to_text()
-    first = (addresses[0], options.port)
-    roster = Roster(0, names, workers, first, credentials, bind=ANY, addresses=addresses, grace=options.host_grace)
-    arguments = [sys.executable, "-P", "-m", "multiverso", "run", *_arguments(options)]
-    variables = [f"{ROSTER_VARIABLE}={FROM_INPUT}"]
-    variables += [f"{name}={environ[name]}" for name in _PASSED_ON if name in environ]
-    return roster, [
-        WorkerCommand(
-            over_ssh(ssh, name, arguments, variables, options.host_grace),
-            {**os.environ, JOB_VARIABLE: job_id, ROSTER_VARIABLE: roster.on(host).as_text()},
-        )
-        for host, name in enumerate(names)
-    ]
+def host_commands(options: RunOptions, plan: HostPlan, environ: Mapping[str, str]) -> list[WorkerCommand]:
+    """Returns what starts each host's launcher, with this environment."""
+    command = WorkerCommand((sys.executable, "-P", "-m", "multiverso", "run", *_arguments(options)), environ)
+    return [plan.on(host, command, _PASSED_ON) for host in range(plan.roster.hosts)]
 
 
 def _arguments(options: RunOptions) -> list[str]:

@@ -23,7 +23,7 @@ from multiverso.launch.processes import (
     spawn,
 )
 from multiverso.launch.restarting import Pauses
-from multiverso.launch.results import JobResult, Reason, WorkerExit, result_of
+from multiverso.launch.results import JobResult, Reason, WorkerExit
 from multiverso.launch.signals import Signals
 from multiverso.wake import Wake
 
@@ -36,6 +36,7 @@ _LOOK_SECONDS = 0.5
 # `timeout` and some terminals send a signal twice.
 _SAME_SIGNAL_SECONDS = 0.2
 _GIVE_UP = 0
+_EXIT_CODES: dict[Reason, int] = {"timeout": 124, "output closed": 128 + signal.SIGPIPE}
 
 
 class Job:
@@ -368,15 +369,23 @@ class Job:
 
     def result(self) -> JobResult:
         """Returns how the workers ended."""
-        return result_of(
-            list(self._exits.values()),
-            self._reason,
-            self._signal,
-            goes_on=self._on_failure == "continue",
-            suspect=self._suspect,
-            lost=self._lost_workers(),
-            seconds=time.monotonic() - self._began,
-        )
+        ends = list(self._exits.values())
+        # What the node lost first made the others fail, even when their end was seen before its own.
+        failures = sorted((end for end in ends if end.failed), key=lambda end: end.worker_id != self._suspect)
+        culprit = failures[0] if failures else None
+        if self._reason == "signal":
+            code = 128 + self._signal
+        elif self._reason in _EXIT_CODES:
+            code = _EXIT_CODES[self._reason]
+        elif culprit and (self._on_failure == "stop" or all(end.code for end in ends)):
+            code = culprit.code
+        else:
+            code = 0
+        left = [end for end in ends if culprit and end.worker_id == self._suspect and end.code == 0]
+        # one that was lost and started again has not left the job
+        deserter = next((end for end in left if end.worker_id in self._lost_workers()), None)
+        exits = tuple(sorted(ends, key=lambda end: end.worker_id))
+        return JobResult(self._reason, code, culprit, deserter, exits, time.monotonic() - self._began)
 
 
 def _undo(process: subprocess.Popen[bytes]) -> None:

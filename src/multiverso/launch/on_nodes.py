@@ -1,12 +1,13 @@
 """A job whose nodes are in this process: its workers' commands, and what the job and its nodes exchange."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from multiverso.launch.commands import worker_commands
 from multiverso.launch.job import Job, OnFailure
 from multiverso.launch.output import Output
 from multiverso.launch.place import Place
+from multiverso.launch.processes import WorkerCommand
+from multiverso.launch.resources import available_cores, bound_environ, split_cores, thread_environ
 from multiverso.launch.restarting import Replacements
 from multiverso.launch.results import WorkerExit
 from multiverso.runtime.node.node import Node
@@ -69,7 +70,7 @@ def job_on(
         marker: see `Job`, as for what follows.
         output: reads their pipes.
         on_failure: "stop" or "continue".
-        devices: see `worker_commands`.
+        devices: values of CUDA_VISIBLE_DEVICES to deal out in turn; empty to leave it alone.
         bind: whether each gets cores of its own.
         grace_seconds: from the first request to end until SIGKILL.
         keep_stdin: let the first worker read our standard input.
@@ -88,22 +89,12 @@ def job_on(
             watcher.replacing(end, replacements, seconds)
         return seconds
 
-    commands = [
-        command
-        for part in parts
-        for command in worker_commands(
-            part.programs,
-            address=part.node.address,
-            environ=environ,
-            on_failure=on_failure,
-            devices=devices,
-            bind=bind,
-            descriptors=part.descriptors,
-            place=part.place,
-        )
-    ]
     return Job(
-        commands,
+        [
+            command
+            for part in parts
+            for command in _commands(part, {**environ, "MULTIVERSO_ON_LOST": on_failure}, devices, bind)
+        ],
         marker=marker,
         output=output,
         on_failure=on_failure,
@@ -116,3 +107,25 @@ def job_on(
         lost_workers=parts[0].node.lost_workers,
         first=parts[0].place.workers.start,
     )
+
+
+def _commands(part: Part, environ: Mapping[str, str], devices: Sequence[str], bind: bool) -> Iterator[WorkerCommand]:
+    """Makes each worker's command: who it is, and its share of the host, are in its environment."""
+    place = part.place
+    cores = available_cores()
+    shares = split_cores(cores, place.on_machine) if bind else [None] * place.on_machine
+    for index, worker_id in enumerate(place.workers):
+        share = shares[place.first_on_machine + index]
+        own = {
+            **environ,
+            **(bound_environ(len(share)) if share else thread_environ(environ, len(cores), place.on_machine)),
+            "PYTHONUNBUFFERED": "1",
+            "MULTIVERSO_NODE": part.node.address,
+            "MULTIVERSO_WORKER_ID": str(worker_id),
+            "MULTIVERSO_WORKERS_NUM": str(place.workers_num),
+            "MULTIVERSO_LAUNCHED": "1",
+        }
+        if devices:
+            own["CUDA_VISIBLE_DEVICES"] = devices[(place.first_on_machine + index) % len(devices)]
+        inherited = part.descriptors[index] if part.descriptors else ()
+        yield WorkerCommand(tuple(part.programs[index]), own, share, inherited, host=place.name)

@@ -9,8 +9,8 @@ from dataclasses import replace
 from multiverso.hosts.control.connections import credentials_of
 from multiverso.hosts.fabric import Fabric
 from multiverso.hosts.roster import Roster
-from multiverso.hosts.transport.credentials import new_credentials
 from multiverso.hosts.transport.listener import open_port
+from multiverso.launch.plan import rehearsal_roster
 from multiverso.runtime import Node
 from multiverso.runtime.several_hosts.other_hosts import OtherHosts
 
@@ -43,9 +43,7 @@ def hosts_here(
         Who is on which host, and the hosts' nodes in their order; workers find theirs by its ``address``.
     """
     listener = open_port(("127.0.0.1", 0))
-    names = tuple(f"host-{host}" for host in range(len(workers)))
-    credentials = new_credentials(encrypted).to_text()
-    roster = Roster(0, names, tuple(workers), listener.getsockname(), credentials, rehearsal=True, grace=grace)
+    roster = rehearsal_roster(workers, listener, encrypted=encrypted, grace=grace)
     with ExitStack() as stack:
         nodes = []
         for host in range(roster.hosts):

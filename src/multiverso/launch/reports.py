@@ -12,7 +12,7 @@ from multiverso.launch.output import Output
 from multiverso.launch.place import Place
 from multiverso.launch.restarting import Replacements, Starts
 from multiverso.launch.results import JobResult, WorkerExit
-from multiverso.launch.sinks import Sink, json_sink, prefix_sink, unbuffered, wants_colour, write_event
+from multiverso.launch.sinks import Sink, json_sink, prefix_sink, write_event
 from multiverso.watching.snapshot import Observer, Snapshot
 
 
@@ -44,9 +44,7 @@ class TextReport(_Noticing):
         self.says_more = options.page or options.summary is not None or sys.stderr.isatty()
         self._going_on = options.on_failure == "continue"
         self._timeout_seconds = options.timeout_seconds
-        self.sink = prefix_sink(
-            unbuffered(sys.stdout), unbuffered(sys.stderr), colours=(wants_colour(sys.stdout), wants_colour(sys.stderr))
-        )
+        self.sink = prefix_sink(sys.stdout, sys.stderr)
 
     def warn(self, text: str) -> None:
         """Says what the user should know and may want to change."""

@@ -1,13 +1,9 @@
 """How a job ended, and each of its workers."""
 
-import signal
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 Reason = Literal["finished", "failed", "signal", "timeout", "output closed"]
-
-_EXIT_CODES = {"timeout": 124, "output closed": 128 + signal.SIGPIPE}
 
 
 @dataclass(frozen=True)
@@ -68,45 +64,5 @@ class JobResult:
     def __str__(self) -> str:
         if self.culprit is not None and self.reason in ("finished", "failed"):
             return str(self.culprit)
-        return {"finished": "all workers have finished", "timeout": "it took longer than it may"}.get(
-            self.reason, f"ended by a {self.reason}" if self.reason == "signal" else self.reason
-        )
-
-
-def result_of(
-    ends: Sequence[WorkerExit],
-    reason: Reason,
-    number: int,
-    *,
-    goes_on: bool,
-    suspect: int | None,
-    lost: Sequence[int],
-    seconds: float,
-) -> JobResult:
-    """Returns how a job ended.
-
-    Args:
-        ends: how each worker ended, in the order in which they did.
-        reason: what ended the job.
-        number: of the signal, where that was one.
-        goes_on: whether the others were to continue when one failed.
-        suspect: the worker that the node had lost first when one failed, or None.
-        lost: the workers that are lost in the end.
-        seconds: how long it ran.
-    """
-    # What the node lost first made the others fail, even when their end was seen before its own.
-    failures = sorted((end for end in ends if end.failed), key=lambda end: end.worker_id != suspect)
-    culprit = failures[0] if failures else None
-    if reason == "signal":
-        code = 128 + number
-    elif reason in _EXIT_CODES:
-        code = _EXIT_CODES[reason]
-    elif culprit and (not goes_on or all(end.code for end in ends)):
-        code = culprit.code
-    else:
-        code = 0
-    left = [end for end in ends if culprit and end.worker_id == suspect and end.code == 0]
-    # one that was lost and started again has not left the job
-    deserter = next((end for end in left if end.worker_id in lost), None)
-    exits = tuple(sorted(ends, key=lambda end: end.worker_id))
-    return JobResult(reason, code, culprit, deserter, exits, seconds)
+        words = {"finished": "all workers have finished", "timeout": "it took longer than it may"}
+        return {**words, "signal": "ended by a signal"}.get(self.reason, self.reason)

@@ -29,18 +29,13 @@ class Sink(Protocol):
         """
 
 
-def prefix_sink(stdout: BinaryIO, stderr: BinaryIO, *, colours: tuple[bool, bool] = (False, False)) -> "Lines":
-    """Writes every line with `[i] ` before it, byte for byte otherwise.
+def prefix_sink(stdout: TextIO, stderr: TextIO) -> "Lines":
+    """Writes every line with `[i] ` before it, byte for byte otherwise, past the buffers of these files."""
 
-    Args:
-        stdout: for the workers' standard output.
-        stderr: for the workers' standard error.
-        colours: whether to colour the prefix on the one and the other.
-    """
-    return Lines(
-        Target(partial(write_all, stdout), colours[0], _screen(stdout)),
-        Target(partial(write_all, stderr), colours[1], _screen(stderr)),
-    )
+    def target(file: TextIO) -> Target:
+        return Target(partial(write_all, unbuffered(file)), wants_colour(file), _screen(file))
+
+    return Lines(target(stdout), target(stderr))
 
 
 def text_sink(stdout: TextIO, stderr: TextIO) -> "Lines":
