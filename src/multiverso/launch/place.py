@@ -63,6 +63,11 @@ class Place:
         return self.other_hosts is None or self.other_hosts.roster.rehearsal
 
     @property
+    def leads(self) -> bool:
+        """Whether this is the job's only host, or its first one."""
+        return self.other_hosts is None or self.other_hosts.roster.leads
+
+    @property
     def goes_on(self) -> bool:
         """Whether this host was lost, and continues in a job that has begun."""
         return self.other_hosts is not None and self.other_hosts.roster.times_replaced > 0
