@@ -4,7 +4,7 @@ import os
 import signal
 import sys
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, nullcontext
 from pathlib import Path
 
 from multiverso.errors import StartupError
@@ -119,13 +119,8 @@ def _start(
             grace_seconds=options.grace_seconds,
             keep_stdin=place.keeps_stdin,
         )
-        if watch:
-            watch.follow(node)
-        try:
+        with watch.following(node) if watch else nullcontext():
             result = job.run(starts.seconds_left, signals=starts.signals)
-        finally:
-            if watch:
-                watch.leave()
         code = result.exit_code if place.other_hosts is None else end_on_host(node, place, result, report)
         status = node.status() if options.summary and node.had_workers and place.leads else None
         strangers = workers > 1 and result.exit_code == 0 and not node.had_workers
