@@ -50,49 +50,15 @@ if TYPE_CHECKING:
 
 __version__ = "1.0.0.dev0"
 
-__all__ = [
-    "ArrayTableHandler",
-    "Checkpoint",
-    "Counter",
-    "Eviction",
-    "KeyedTable",
-    "MatrixTableHandler",
-    "Publication",
-    "ReadOnlyKeyedTable",
-    "ReadOnlyTable",
-    "Snapshot",
-    "Subscription",
-    "TableHandler",
-    "all_reduce",
-    "attach_read_only",
-    "barrier",
-    "batches",
-    "checkpoint",
-    "current",
-    "errors",
-    "incarnation",
-    "init",
-    "is_master_worker",
-    "keys",
-    "live_workers",
-    "load",
-    "log",
-    "num_workers",
-    "rank",
-    "restarts",
-    "rules",
-    "run",
-    "save",
-    "server_id",
-    "shard",
-    "shutdown",
-    "size",
-    "stats",
-    "subscribe",
-    "updaters",
-    "worker_id",
-    "workers_num",
-]
+# The job, its workers and what they do together; tables; what others read of them; what lasts; modules.
+__all__ = ["current", "incarnation", "init", "restarts", "run", "shutdown"]
+__all__ += ["is_master_worker", "live_workers", "num_workers", "rank", "server_id", "size", "worker_id", "workers_num"]
+__all__ += ["all_reduce", "barrier", "batches", "log", "shard", "stats"]
+__all__ += ["ArrayTableHandler", "Counter", "Eviction", "KeyedTable", "MatrixTableHandler", "TableHandler", "keys"]
+__all__ += ["Publication", "ReadOnlyKeyedTable", "ReadOnlyTable", "Snapshot", "Subscription"]
+__all__ += ["attach_read_only", "subscribe"]
+__all__ += ["Checkpoint", "checkpoint", "load", "save"]
+__all__ += ["errors", "rules", "updaters"]
 
 if not TYPE_CHECKING:
     # The command line, the launcher and the node import this package and no table.

@@ -62,20 +62,18 @@ def _from_environment(name: str) -> list[str]:
 
 
 def _from_files(section: str, option: str) -> list[str]:
-    raw = configparser.RawConfigParser(_variables())
-    interpolated = configparser.ConfigParser(_variables())
+    parser = configparser.ConfigParser(_variables())
     for file in config_files_from_platoonrc():
-        for parser in (raw, interpolated):
-            try:
-                parser.read(file, encoding="utf-8")
-            except (configparser.Error, UnicodeDecodeError) as error:
-                raise PlatoonError(f"cannot read the configuration file {file}", error) from error
-    if not raw.has_option(section, option):
+        try:
+            parser.read(file, encoding="utf-8")
+        except (configparser.Error, UnicodeDecodeError) as error:
+            raise PlatoonError(f"cannot read the configuration file {file}", error) from error
+    if not parser.has_option(section, option):
         raise KeyError(option)
     try:
-        value = interpolated.get(section, option)
+        value = parser.get(section, option)
     except configparser.InterpolationError:
-        value = raw.get(section, option)
+        value = parser.get(section, option, raw=True)
     names = _names(value)
     if not names:
         raise KeyError(option)

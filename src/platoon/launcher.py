@@ -115,7 +115,8 @@ def _run(plan: Plan, start: Start, report: ControllerReport, grace: float) -> in
     readable, writable = os.pipe()
     os.set_blocking(readable, False)
     try:
-        controllers = plan.controllers(start, Path(start.logs), dict([marker.split("=")]), writable)
+        variables = dict([marker.split("=")])
+        controllers = [plan.controller(host, start, variables, writable) for host in range(len(plan.devices))]
         job = Job(
             [controller.command for controller in controllers],
             marker=marker,
@@ -218,12 +219,11 @@ class ControllerReport:
             self.say(f"  worker {rank} ended: {event['how']}", kind, **event)
         elif kind in ("failed", "stopped", "interrupted"):
             self.failure = event["text"]
-        elif kind == "requests":
-            self.requests = event["count"]
+        else:
+            if kind == "requests":
+                self.requests = event["count"]
             if self.as_json:
                 self.say("", kind, **event)
-        elif self.as_json:
-            self.say("", kind, **event)
 
 
 def _outcome(plan: Plan, controllers: Sequence[Program], result: JobResult, report: ControllerReport) -> int:

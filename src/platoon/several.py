@@ -34,7 +34,7 @@ class Start:
 
     Attributes:
         experiment: NAME of NAME_worker.py, and of NAME_controller.py if there is one.
-        logs: where its workers' output goes.
+        logs: where its output goes, and its workers'.
         worker_args: what to append to their command line.
         controller_args: what to append to its own.
         multi: whether it is one of several.
@@ -116,18 +116,15 @@ class Plan:
     def __str__(self) -> str:
         return ", ".join(self.names) or " ".join(self.devices[0])
 
-    def controllers(self, start: Start, logs: Path, variables: Mapping[str, str], status: int) -> list[Program]:
-        """Returns the hosts' controllers, to be started.
+    def controller(self, host: int, start: Start, variables: Mapping[str, str], status: int) -> Program:
+        """Returns a host's controller, to be started.
 
         Args:
+            host: its number.
             start: how.
-            logs: where their own output goes.
-            variables: what their environment has besides.
-            status: an open file for the reports of those on this machine.
+            variables: what its environment has besides.
+            status: an open file for its reports, if it is on this machine.
         """
-        return [self._controller(host, start, logs, variables, status) for host in range(len(self.devices))]
-
-    def _controller(self, host: int, start: Start, logs: Path, variables: Mapping[str, str], status: int) -> Program:
         devices = self.devices[host]
         environment = {**variables, "PLATOON_LAUNCHED": start.launched(devices)}
         descriptors: tuple[int, ...] = ()
@@ -136,7 +133,7 @@ class Plan:
         if self.hosts is None and set(devices) != {"cpu"}:
             environment["PLATOON_GPUS"] = ",".join(visible_gpus(os.environ))
         name = f"controller_{self.names[host]}" if self.hosts else "controller"
-        made = program(name, start.arguments(devices), "cpu", logs, environment, descriptors=descriptors)
+        made = program(name, start.arguments(devices), "cpu", start.logs, environment, descriptors=descriptors)
         return replace(made, command=self.hosts.on(host, made.command, _PASSED_ON)) if self.hosts else made
 
 

@@ -224,17 +224,17 @@ def test_who_left_with_exit_code_0_while_others_needed_it_is_what_is_looked_for(
     ends = tuple(WorkerExit(host, 7, code, None, False, 1.0) for host, code in ((0, 143), (1, 0)))
     result = JobResult("failed", 143, ends[0], None, ends, 1.0)
     names = ("host-0", "host-1")
-    launching.tell_end(RunOptions("train.py", workers=2, hosts="2"), launching.Ended(result, names, lambda _: ""))
+    launching.tell_end(RunOptions("train.py", workers=2, hosts="2"), result, names, lambda _: "")
     assert "a worker ended with exit code 0 and without multiverso.shutdown()" in capfd.readouterr().err
 
 
 def test_what_cannot_be_said_on_a_full_disk_ends_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """A launcher of several hosts ended with a traceback, and with 1 in place of the code of what had failed."""
     end = WorkerExit(0, 7, 3, None, False, 1.0)
-    ended = launching.Ended(JobResult("failed", 3, end, None, (end,), 1.0), ("host-0",), lambda _: "")
+    result = JobResult("failed", 3, end, None, (end,), 1.0)
     with open("/dev/full", "w") as full:
         monkeypatch.setattr(sys, "stderr", full)
-        launching.tell_end(RunOptions("train.py", workers=1, hosts="1"), ended)
+        launching.tell_end(RunOptions("train.py", workers=1, hosts="1"), result, ("host-0",), lambda _: "")
         monkeypatch.undo()
 
 

@@ -31,11 +31,10 @@ def shown(node: Node) -> Iterator[Watch]:
             cell = display(HTML(_FRAME.format(f'src="{html.escape(page.address)}"')), display_id=True)
         else:
             say(f"the page is at {page.address}")
-        watch.follow(node)
         try:
-            yield watch
+            with watch.following(node):
+                yield watch
         finally:
-            watch.leave()
             if cell is not None and watch.history.now is not None:
                 from multiverso.page.feed import Feed
 

@@ -14,7 +14,7 @@ import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing, suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from multiverso.errors import StartupError
 from multiverso.hosts.control.connections import say_absent
@@ -27,7 +27,7 @@ from multiverso.launch.output import Output
 from multiverso.launch.place import JOB_VARIABLE
 from multiverso.launch.plan import HostPlan
 from multiverso.launch.processes import WorkerCommand
-from multiverso.launch.restarting import Replacements, Starts
+from multiverso.launch.restarting import Ended, Replacements, Starts
 from multiverso.launch.results import JobResult, WorkerExit
 from multiverso.launch.signals import Signals, let_signals_end_us
 from multiverso.launch.sinks import Stream, unbuffered, write_all
@@ -68,37 +68,11 @@ def launch_on_hosts(options: RunOptions) -> int:
     in_environment(**options.exchange)  # refused now, where it means nothing
     with Signals() as signals:
         starts = Starts(options.max_restarts, options.timeout_seconds, signals)
-        while True:
-            ended = _start(options, starts)
-            if not starts.again(ended.result, ended.code):
-                break
-            tell_end(options, ended)
-            _say(starts.words())
-            starts.pause()
+        ended = starts.run(lambda: _start(options, starts), lambda: _say(starts.words()))
     if ended.result.reason != "signal":
         let_signals_end_us()
-    tell_end(options, ended)
+    ended.tell()
     return ended.code
-
-
-@dataclass(frozen=True)
-class Ended:
-    """A job that is over.
-
-    Attributes:
-        result: how its hosts' launchers ended, as workers of this one.
-        names: what the hosts are called.
-        last_words: what each one's launcher wrote last.
-    """
-
-    result: JobResult
-    names: tuple[str, ...]
-    last_words: Callable[[int], str]
-
-    @property
-    def code(self) -> int:
-        """The launcher's exit code."""
-        return culprit_of(self.result.exits).code if self.result.reason == "failed" else self.result.exit_code
 
 
 def _start(options: RunOptions, starts: Starts) -> Ended:
@@ -133,8 +107,7 @@ def _start(options: RunOptions, starts: Starts) -> Ended:
                 anew = replace(roster.on(host), times_replaced=times_replaced[host]).as_text()
                 environ = {**commands[host].environ, ROSTER_VARIABLE: anew}
                 commands[host] = replace(commands[host], environ=environ)
-                words = f"{roster.names[host]} (pid {end.pid}) was lost; it is started again"
-                _say(f"{words} ({replacements.done} of at most {replacements.most} replacements).")
+                _say(f"{roster.names[host]} (pid {end.pid}) was lost; it is started again ({replacements}).")
             return seconds
 
         told_at = math.inf
@@ -166,13 +139,20 @@ def _start(options: RunOptions, starts: Starts) -> Ended:
         result = job.run(starts.seconds_left, signals=starts.signals)
         for text in shown.folded():
             _say(text)
-        return Ended(result, roster.names, output.last_words)
+        code = culprit_of(result.exits).code if result.reason == "failed" else result.exit_code
+        return Ended(result, code, lambda: tell_end(options, result, roster.names, output.last_words))
 
 
-def tell_end(options: RunOptions, ended: Ended) -> None:
-    """Says why a job on several hosts failed, if it did, and on which of them."""
+def tell_end(options: RunOptions, result: JobResult, names: Sequence[str], last_words: Callable[[int], str]) -> None:
+    """Says why a job on several hosts failed, if it did, and on which of them.
+
+    Args:
+        options: what was asked for.
+        result: how the hosts' launchers ended, as workers of this one.
+        names: what the hosts are called.
+        last_words: returns what a host's launcher wrote last.
+    """
     assert options.hosts is not None
-    result = ended.result
     if result.reason == "timeout":
         _say(f"the job took longer than {options.timeout_seconds:g} s and was ended.")
     elif result.reason == "signal":
@@ -180,7 +160,7 @@ def tell_end(options: RunOptions, ended: Ended) -> None:
     if result.reason != "failed":
         return
     culprit = culprit_of(result.exits)
-    name, said = ended.names[culprit.worker_id], ended.last_words(culprit.worker_id)
+    name, said = names[culprit.worker_id], last_words(culprit.worker_id)
     if culprit.code == SSH_FAILED and not options.hosts.isdecimal():
         _say(f"{name} could not be reached by `{options.ssh}`, or the connection to it ended.{_quoted(said)}")
     elif culprit.signal is not None and not culprit.ended_by_us:

@@ -1,5 +1,6 @@
 """The workers of one job, from their start to the last one's end."""
 
+import math
 import os
 import selectors
 import signal
@@ -103,7 +104,7 @@ class Job:
         self._suspect: int | None = None
         self._reason: Reason = "finished"
         self._signal = 0
-        self._deadline: float | None = None
+        self._deadline = math.inf
         self._ending_since = 0.0
         self._given_up = False
         self._cut_short = False
@@ -126,8 +127,9 @@ class Job:
             signals.pass_to(self._receive)
         in_no_hurry = False
         try:
+            if timeout_seconds is not None:
+                self._deadline = time.monotonic() + timeout_seconds
             with self:
-                self._deadline = None if timeout_seconds is None else self._began + timeout_seconds
                 self.finish()
                 in_no_hurry = self._reason in ("finished", "failed", "timeout")
         finally:
@@ -250,18 +252,13 @@ class Job:
     def step(self, most_seconds: float = 0.0) -> None:
         """Does what there is to do; waits for something for at most so long."""
         now = time.monotonic()
-        if self._deadline is not None and now >= self._deadline and self._reason == "finished":
-            self._end("timeout", signal.SIGTERM)
-        if self._output is not None and self._output.broken and self._reason == "finished":
-            self._end("output closed", signal.SIGTERM)
+        if now >= self._deadline:
+            self.end("timeout")
+        if self._output is not None and self._output.broken:
+            self.end("output closed")
         while self._escalation and self._escalation[0][0] <= now:
             self._signal_all(self._escalation.popleft()[1])
-        times = [now + most_seconds]
-        if self._escalation:
-            times.append(self._escalation[0][0])
-        if self._deadline is not None and self._reason == "finished":
-            times.append(self._deadline)
-        times += self._due.values()
+        times = [now + most_seconds, self._deadline, *self._due.values(), *(at for at, _ in self._escalation)]
         wait = max(0.0, min(times) - time.monotonic())
         for key, _ in self._selector.select(wait):
             if key.data is None:
@@ -304,6 +301,7 @@ class Job:
         """
         now = time.monotonic()
         self._reason, self._ending_since = reason, now
+        self._deadline = math.inf
         self._due.clear()
         steps: list[tuple[float, int]] = [(now, first)]
         if first == signal.SIGINT:
@@ -346,8 +344,8 @@ class Job:
             self._start_later(end)
             return
         self._on_exit(end)
-        if end.failed and self._on_failure == "stop" and self._reason == "finished":
-            self._end("failed", signal.SIGTERM)
+        if end.failed and self._on_failure == "stop":
+            self.end("failed")
 
     def _kill_all(self) -> None:
         for worker_id in self.running:

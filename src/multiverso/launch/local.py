@@ -3,8 +3,8 @@
 import os
 import signal
 import sys
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack, closing
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack, closing, nullcontext
 from pathlib import Path
 
 from multiverso.errors import StartupError
@@ -14,7 +14,7 @@ from multiverso.launch.output import Output
 from multiverso.launch.place import Place, here
 from multiverso.launch.reports import JsonReport, Report, TextReport
 from multiverso.launch.resources import choose_gpus
-from multiverso.launch.restarting import Replacements, Starts
+from multiverso.launch.restarting import Ended, Replacements, Starts
 from multiverso.launch.results import JobResult
 from multiverso.launch.signals import Signals, let_signals_end_us
 from multiverso.launch.sinks import unbuffered
@@ -54,28 +54,24 @@ def _launch(options: RunOptions, place: Place) -> int:
         report.warn(f"{workers} workers share {len(devices)} GPU(s).")
     if options.workers is None and (misplaced := misplaced_workers(options)):
         report.warn(misplaced)
-    leads = place.other_hosts is None or place.other_hosts.roster.leads
     with ExitStack() as stack:
-        page = Page(options.history) if options.page and leads else None
+        page = Page(options.history) if options.page and place.leads else None
         watch = stack.enter_context(Watch(page)) if page or (report.says_more and not place.name) else None
         if watch:
             report.begins(f"{workers} worker{'s' * (workers != 1)}", place, page.address if page else None)
         signals = stack.enter_context(Signals())
         starts = Starts(options.max_restarts, options.timeout_seconds, signals)
-        while True:
-            result, code, last_words = _start(options, program, place, devices, logs, report, starts, watch)
-            if not starts.again(result, code):
-                break
-            last_words()
-            report.restarting(starts)
-            starts.pause()
+        ended = starts.run(
+            lambda: _start(options, program, place, devices, logs, report, starts, watch),
+            lambda: report.restarting(starts),
+        )
         if watch:
-            watch.end(f"{result}")
+            watch.end(f"{ended.result}")
     # after a signal, and on one of several hosts, this process still has to tell its exit code
-    if result.reason != "signal" and place.other_hosts is None:
+    if ended.result.reason != "signal" and place.other_hosts is None:
         let_signals_end_us()
-    last_words()
-    return code
+    ended.tell()
+    return ended.code
 
 
 def _start(
@@ -87,8 +83,8 @@ def _start(
     report: Report,
     starts: Starts,
     watch: Watch | None,
-) -> tuple[JobResult, int, Callable[[], None]]:
-    """Runs the job once; returns how it ended, its exit code, and what says so."""
+) -> Ended:
+    """Runs the job once."""
     workers = options.workers_num
     secret = new_secret()
     if place.other_hosts is not None:  # its node waits for the first host's, and there is no worker to end yet
@@ -123,19 +119,13 @@ def _start(
             grace_seconds=options.grace_seconds,
             keep_stdin=place.keeps_stdin,
         )
-        if watch:
-            watch.follow(node)
-        try:
+        with watch.following(node) if watch else nullcontext():
             result = job.run(starts.seconds_left, signals=starts.signals)
-        finally:
-            if watch:
-                watch.leave()
         code = result.exit_code if place.other_hosts is None else end_on_host(node, place, result, report)
-        leads = place.other_hosts is None or place.other_hosts.roster.leads
-        status = node.status() if options.summary and node.had_workers and leads else None
+        status = node.status() if options.summary and node.had_workers and place.leads else None
         strangers = workers > 1 and result.exit_code == 0 and not node.had_workers
 
-    def last_words() -> None:
+    def tell() -> None:
         if options.summary and status:
             report.summarise(status, options.summary)
         if place.other_hosts is not None:
@@ -149,7 +139,7 @@ def _start(
             report.ends(ending(watch.history.now))
         report.finished(result)
 
-    return result, code, last_words
+    return Ended(result, code, tell)
 
 
 def end_on_host(node: Node, place: Place, result: JobResult, report: Report) -> int:

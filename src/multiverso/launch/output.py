@@ -120,8 +120,8 @@ class Output:
         self._selector.register(self._wake, selectors.EVENT_READ, None)
         while len(self._selector.get_map()) > 1 or self._give_up_at is None:
             self._write_notices()
-            waits = self._show_at or self._held_since
-            events = self._selector.select(_BEGUN_SECONDS if waits else self._patience_seconds())
+            patience = None if self._give_up_at is None else 0.2
+            events = self._selector.select(_BEGUN_SECONDS if self._show_at or self._held_since else patience)
             if not events and self._give_up_at is not None and time.monotonic() > self._give_up_at:
                 break
             for key, _ in events:
@@ -138,9 +138,6 @@ class Output:
         for worker_id, line in folded(self._seen or {}):
             self._guarded(partial(self._sink, worker_id, "stderr", line + b"\n", b""))
         self._write_notices()
-
-    def _patience_seconds(self) -> float | None:
-        return None if self._give_up_at is None else 0.2
 
     def _write_notices(self) -> None:
         while self._notices:

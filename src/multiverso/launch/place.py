@@ -6,6 +6,7 @@ import os
 import signal
 import threading
 from dataclasses import dataclass
+from io import FileIO
 from typing import TYPE_CHECKING
 
 from multiverso.hosts.roster import LISTENER_VARIABLE, ROSTER_VARIABLE, Roster
@@ -20,13 +21,7 @@ _LONGEST_ROSTER = 1 << 20
 
 def _read_line() -> str:
     """Reads one line of standard input, and not a byte more."""
-    text = bytearray()
-    while not text.endswith(b"\n") and len(text) < _LONGEST_ROSTER:
-        byte = os.read(0, 1)
-        if not byte:
-            break
-        text += byte
-    return text.decode("utf-8", "replace")
+    return FileIO(0, closefd=False).readline(_LONGEST_ROSTER).decode("utf-8", "replace")
 
 
 def _obey_input() -> None:
@@ -61,6 +56,11 @@ class Place:
     def keeps_stdin(self) -> bool:
         """Whether standard input is the first worker's, and not the way from the job's launcher."""
         return self.other_hosts is None or self.other_hosts.roster.rehearsal
+
+    @property
+    def leads(self) -> bool:
+        """Whether this is the job's only host, or its first one."""
+        return self.other_hosts is None or self.other_hosts.roster.leads
 
     @property
     def goes_on(self) -> bool:

@@ -1,7 +1,7 @@
 """What fails is started again: a whole job, or one worker of a job that continues; how often, and after what pause."""
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from multiverso.launch.results import JobResult, WorkerExit
@@ -31,6 +31,21 @@ class Pauses:
         return float(min(_LONGEST_PAUSE, _FIRST_PAUSE * 2 ** (self._in_a_row - 2)))
 
 
+@dataclass(frozen=True)
+class Ended:
+    """A start that is over.
+
+    Attributes:
+        result: how it ended.
+        code: the launcher's exit code for that.
+        tell: says how it ended.
+    """
+
+    result: JobResult
+    code: int
+    tell: Callable[[], None]
+
+
 @dataclass
 class Starts:
     """The starts of one job.
@@ -56,6 +71,16 @@ class Starts:
         if self.timeout_seconds is None:
             return None
         return max(self.timeout_seconds - (time.monotonic() - self._began), 1e-3)
+
+    def run(self, start: Callable[[], Ended], restarting: Callable[[], None]) -> Ended:
+        """Starts a job, again and again as long as it fails and may be; returns the last end, which is not told yet."""
+        while True:
+            ended = start()
+            if not self.again(ended.result, ended.code):
+                return ended
+            ended.tell()
+            restarting()
+            self.pause()
 
     def again(self, result: JobResult, code: int) -> bool:
         """Returns whether to start once more after this result, and counts it; `pause` before that.
@@ -112,7 +137,10 @@ class Replacements:
         self.done += 1
         return self._pauses.setdefault(end.worker_id, Pauses()).after(end.seconds)
 
+    def __str__(self) -> str:
+        return f"{self.done} of at most {self.most} replacements"
+
     def words(self, end: WorkerExit, seconds: float) -> str:
         """Returns the line that reports a replacement."""
         when = f" in {seconds:g} s" if seconds else ""
-        return f"{end}; it is started again{when} ({self.done} of at most {self.most} replacements)."
+        return f"{end}; it is started again{when} ({self})."

@@ -99,21 +99,18 @@ class Lines:
     def __call__(self, worker_id: int, stream: Stream, lines: bytes, begun: bytes) -> None:
         """Writes complete lines, and shows the begun ones where they can be taken back."""
         target = self._targets[stream]
-        on_screen = target.screen is not None
-        changed = on_screen and self._has_begun(worker_id, stream, begun)
-        text = _prefixed(_prefix(worker_id, target.colour), lines) if lines else b""
-        if on_screen and (text or changed):
-            target.write(self._erased() + text + self._drawing())
-        elif text:
-            target.write(text)
+        changed = target.screen is not None and self._has_begun(worker_id, stream, begun)
+        if lines or changed:
+            self._write(target, _prefixed(_prefix(worker_id, target.colour), lines) if lines else b"")
 
     def say(self, text: str) -> None:
         """Writes whole lines of our own to standard error."""
-        target = self._targets["stderr"]
-        if target.screen is None:
-            target.write(text.encode())
-        else:
-            target.write(self._erased() + text.encode() + self._drawing())
+        self._write(self._targets["stderr"], text.encode())
+
+    def _write(self, target: Target, text: bytes) -> None:
+        if target.screen is not None:
+            text = self._erased() + text + self._drawing()
+        target.write(text)
 
     def _has_begun(self, worker_id: int, stream: Stream, begun: bytes) -> bool:
         text = _ESCAPE.sub("", begun.decode("utf-8", "replace")).expandtabs().rstrip()

@@ -11,6 +11,7 @@ import socket
 import subprocess
 import sys
 import threading
+from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Self
@@ -118,16 +119,17 @@ class Watch:
         if self._page is not None:
             self._page.show(now)
 
-    def follow(self, node: Node) -> None:
-        """Begins to look at a node, in place of the one before."""
+    @contextlib.contextmanager
+    def following(self, node: Node) -> Iterator[None]:
+        """Looks at a node, in place of the one before, and once more in the end: then the node may be closed."""
         with self._looking:
             self._node = node
-
-    def leave(self) -> None:
-        """Looks once more at the node, and then no longer: it may be closed."""
-        with self._looking:
-            self._look()
-            self._node = None
+        try:
+            yield
+        finally:
+            with self._looking:
+                self._look()
+                self._node = None
 
     def end(self, why: str) -> None:
         """The job is over, and not started again; says so on the page."""

@@ -62,12 +62,35 @@ class JobSpec:
 
 
 @dataclass
+class _HostState:
+    """One host.
+
+    Attributes:
+        number: its own.
+        name: what errors call it.
+        began: when its node did, the last time.
+        lost: it does not return, or not yet.
+        due: when its node is started again.
+        coming: the answer of its node that takes a lost one's place.
+        entering: the first host's node still shows it as lost.
+    """
+
+    number: int
+    name: str
+    began: float = field(default_factory=time.monotonic)
+    lost: bool = False
+    due: float | None = None
+    coming: Any = None
+    entering: bool = False
+
+
+@dataclass
 class _WorkerState:
     """One worker. What Ray was asked for is a reference of the answer, and None when nothing is waited for.
 
     Attributes:
         number: its own.
-        host: the number of its host.
+        host: where it is.
         actor: its process.
         pid: that process's number; ``new_pid``: the answer, where it was started again.
         began: when the function was called in it, the last time.
@@ -81,7 +104,7 @@ class _WorkerState:
     """
 
     number: int
-    host: int
+    host: _HostState
     actor: Any = None
     pid: int = 0
     new_pid: Any = None
@@ -112,29 +135,6 @@ class _WorkerState:
         return isinstance(self.outcome, Failed) and not self.over
 
 
-@dataclass
-class _HostState:
-    """One host.
-
-    Attributes:
-        number: its own.
-        name: what errors call it.
-        began: when its node did, the last time.
-        lost: it does not return, or not yet.
-        due: when its node is started again.
-        coming: the answer of its node that takes a lost one's place.
-        entering: the first host's node still shows it as lost.
-    """
-
-    number: int
-    name: str
-    began: float = field(default_factory=time.monotonic)
-    lost: bool = False
-    due: float | None = None
-    coming: Any = None
-    entering: bool = False
-
-
 class Job:
     """The workers of one start. Owner: the thread that runs it.
 
@@ -148,8 +148,8 @@ class Job:
         self._replacements = Replacements(spec.replace)
         self._hosts_again = Replacements(spec.replace)
         self._environ: Mapping[str, str] = {}
-        self._workers = [_WorkerState(number, nodes.number_of(number)) for number in range(spec.workers)]
         self._hosts = [_HostState(number, host.name) for number, host in enumerate(nodes.hosts)]
+        self._workers = [_WorkerState(number, self._hosts[nodes.number_of(number)]) for number in range(spec.workers)]
         self._ends = spec.until
         self._call: Any = None
         self._status: Any = None
@@ -214,8 +214,7 @@ class Job:
             self._look()
         for worker in self._workers:
             if worker.call is not None:
-                where = self._hosts[worker.host].name
-                self._fail(worker, f"{worker} on {where} had not ended and was ended.", by_us=True)
+                self._fail(worker, f"{worker} on {worker.host.name} had not ended and was ended.", by_us=True)
         return [worker.outcome for worker in self._workers]
 
     def end(self) -> None:
@@ -249,8 +248,7 @@ class Job:
             worker.outcome = read_answer(answer, worker.exit(0, None, by_us=False))
         except ray.exceptions.RayError as error:
             why = " ".join(str(error).split())[:_MOST_WORDS]
-            where = self._hosts[worker.host].name
-            self._fail(worker, f"{worker} on {where} died. Ray says: {why}", by_us=False)
+            self._fail(worker, f"{worker} on {worker.host.name} died. Ray says: {why}", by_us=False)
         if not isinstance(worker.outcome, Failed):
             return
         worker.kill()  # the process stays, and with it what tells the others that it lives
@@ -275,7 +273,7 @@ class Job:
         except ray.exceptions.RayError:
             may_be = None
         if may_be is None:
-            self._lose(self._hosts[worker.host], "its node has ended")
+            self._lose(worker.host, "its node has ended")
             return
         seconds = self._replacements.after(worker.outcome.end) if may_be else None
         if seconds is None:
@@ -283,7 +281,7 @@ class Job:
             self._nodes.absent(worker.number)
             return
         worker.due = time.monotonic() + seconds
-        say(f"{worker} failed; it is started again ({_so_many(self._replacements)}).")
+        say(f"{worker} failed; it is started again ({self._replacements}).")
 
     def _fail(self, worker: _WorkerState, text: str, by_us: bool) -> None:
         signal = None if by_us else "SIGKILL"  # so that it is told before those who only noticed
@@ -297,16 +295,18 @@ class Job:
         if host.lost:
             return
         host.lost, host.entering = True, False
-        workers = [worker for worker in self._workers if worker.host == host.number]
-        for worker in workers:
+        for worker in self._on(host):
             worker.kill()
             worker.due = worker.new_pid = worker.question = None
             if worker.call is not None:
                 self._fail(worker, f"{worker} is lost with its host: {host.name}: {why}.", by_us=False)
         if self._hosts[0].lost:
             return  # the job is over
-        if any(worker.is_unfinished for worker in workers):
+        if any(worker.is_unfinished for worker in self._on(host)):
             self._replace(host, why)
+
+    def _on(self, host: _HostState) -> list[_WorkerState]:
+        return [worker for worker in self._workers if worker.host is host]
 
     def _replace(self, host: _HostState, why: str) -> None:
         """Another host takes a lost one's place, unless there have been as many as there may be."""
@@ -314,8 +314,7 @@ class Job:
         seconds = self._hosts_again.after(end)
         if seconds is not None:
             host.due = time.monotonic() + seconds
-            so_many = _so_many(self._hosts_again)
-            say(f"{host.name} is lost ({why}); it is started again where Ray has room for it ({so_many}).")
+            say(f"{host.name} is lost ({why}); it is started again where Ray has room for it ({self._hosts_again}).")
         elif self._hosts_again.most:
             say(f"{host.name} is lost ({why}), and is not replaced: it was replaced as often as it may be.")
 
@@ -335,10 +334,10 @@ class Job:
         self._nodes.begun(host.number, str(address))
         host.lost, host.entering = False, True
         self._status = None  # what was asked before that knows nothing of it
-        for worker in self._workers:
-            if worker.host == host.number and worker.is_unfinished:
+        for worker in self._on(host):
+            if worker.is_unfinished:
                 self._begin_again(worker)
-            elif worker.host == host.number:
+            else:
                 self._nodes.absent(worker.number)
 
     def _look(self) -> None:
@@ -370,9 +369,4 @@ class Job:
             # its last answer may still be on its way
             worker.silent_since = worker.silent_since or time.monotonic()
             if time.monotonic() - worker.silent_since > _GRACE_SECONDS:
-                where = self._hosts[worker.host].name
-                self._fail(worker, f"{worker} on {where} is lost, and does not answer.", by_us=False)
-
-
-def _so_many(replacements: Replacements) -> str:
-    return f"{replacements.done} of at most {replacements.most} replacements"
+                self._fail(worker, f"{worker} on {worker.host.name} is lost, and does not answer.", by_us=False)

@@ -89,7 +89,7 @@ class HostNode:
         self._listening = listen_at(ANY, 0)
         return int(self._listening.getsockname()[1])
 
-    def begin(self, workers: int, on_lost: str, secret: str, roster: str | None, replaces: bool = False) -> str:
+    def begin(self, workers: int, on_lost: str, secret: str, roster: str | None, replaces: bool) -> str:
         """Begins the node; returns its socket's name.
 
         Where it takes a lost one's place: once it has been taken in, and knows the job's workers.
@@ -146,7 +146,6 @@ class Nodes:
         encrypted: whether hosts encrypt what they send each other.
         replaces: whether, where the others continue, a new process may take the place of a worker that died.
         grace: seconds without a word of a host until it counts as lost.
-        seconds: how long a node may take to begin.
 
     Attributes:
         hosts: the job's hosts.
@@ -163,7 +162,6 @@ class Nodes:
         encrypted: bool = True,
         replaces: bool = False,
         grace: float = 30.0,
-        seconds: float = START_SECONDS,
     ) -> None:
         self._grace = grace
         self.hosts = tuple(hosts)
@@ -173,20 +171,19 @@ class Nodes:
         self._workers_num = sum(len(host.workers) for host in hosts)
         self._roster: Roster | None = None
         self._times_replaced = [0] * len(hosts)
-        self._coming: set[int] = set()
-        self._running: dict[int, Any] = {}  # Ray's references: answered once a coming one's process runs
+        self._coming: dict[int, Any] = {}  # Ray's references: answered once the process of one that begins again runs
         self._actors: list[Any] = []
         try:
             for host in hosts:
                 self._actors.append(_actor(host))
-            self._addresses = asked("a job's node cannot begin", lambda: self._begin(encrypted, seconds))
+            self._addresses = asked("a job's node cannot begin", lambda: self._begin(encrypted))
         except BaseException:
             self.close()
             raise
 
-    def _begin(self, encrypted: bool, seconds: float) -> list[str]:
+    def _begin(self, encrypted: bool) -> list[str]:
         if len(self.hosts) > 1:
-            port = ray.get(self._actors[0].open.remote(), timeout=seconds)
+            port = ray.get(self._actors[0].open.remote(), timeout=START_SECONDS)
             credentials = new_credentials(encrypted).to_text()
             first = (self.hosts[0].address, int(port))
             names = tuple(host.name for host in self.hosts)
@@ -195,7 +192,7 @@ class Nodes:
             roster = Roster(0, names, counts, first, order=order, grace=self._grace)
             self._roster = complete(roster, first, credentials, first[0])
         begun = [self._begin_on(number) for number in range(len(self.hosts))]
-        return [str(address) for address in ray.get(begun, timeout=seconds)]
+        return [str(address) for address in ray.get(begun, timeout=START_SECONDS)]
 
     def _begin_on(self, host: int) -> Any:
         text = None
@@ -208,9 +205,8 @@ class Nodes:
         with contextlib.suppress(Exception):  # it may be there, and only be cut off
             ray.kill(self._actors[host])
         self._times_replaced[host] += 1
-        self._coming.add(host)
         self._actors[host] = _actor(self.hosts[host])
-        self._running[host] = self._actors[host].__ray_ready__.remote()
+        self._coming[host] = self._actors[host].__ray_ready__.remote()
         return self._begin_on(host)
 
     def never_ran(self, host: int) -> bool:
@@ -219,7 +215,7 @@ class Nodes:
         Then no other host knows of it, and it does not count as a replacement.
         """
         try:
-            ray.get(self._running[host], timeout=0)
+            ray.get(self._coming[host], timeout=0)
         except (ray.exceptions.RayActorError, ray.exceptions.GetTimeoutError):
             self._times_replaced[host] -= 1
             return True
@@ -228,15 +224,11 @@ class Nodes:
     def begun(self, host: int, address: str) -> None:
         """What `begin_again` has asked for is done: from here on its workers find this one."""
         self._addresses[host] = address
-        self._coming.discard(host)
+        del self._coming[host]
 
     def number_of(self, worker_id: int) -> int:
         """Returns the number of a worker's host."""
         return next(number for number, host in enumerate(self.hosts) if worker_id in host.workers)
-
-    def host_of(self, worker_id: int) -> Host:
-        """Returns a worker's host."""
-        return self.hosts[self.number_of(worker_id)]
 
     def environ(self, worker_id: int) -> dict[str, str]:
         """Returns the environment that gives a worker's `init` its number and its node."""

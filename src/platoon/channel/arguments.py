@@ -3,21 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import inspect
 import os
-from collections.abc import Sequence
+from collections.abc import Callable
 from typing import Any
 
-CONTROLLER = (
-    "control_port",
-    "data_port",
-    "data_hwm",
-    "devices",
-    "experiment_name",
-    "log_directory",
-    "worker_args",
-    "multi",
-)
-WORKER = ("control_port", "data_port", "data_hwm", "socket_timeout")
 DEFAULT_PORT = 5567
 
 
@@ -72,6 +62,6 @@ def _told(name: str) -> int | None:
     return int(text) if text else None
 
 
-def chosen(args: argparse.Namespace, names: Sequence[str]) -> dict[str, Any]:
-    """Returns the named ones of the arguments that were read."""
-    return {name: getattr(args, name) for name in names if hasattr(args, name)}
+def chosen(args: argparse.Namespace, constructor: Callable[..., Any]) -> dict[str, Any]:
+    """Returns the arguments of a constructor among those that were read."""
+    return {name: getattr(args, name) for name in inspect.signature(constructor).parameters if hasattr(args, name)}

@@ -105,9 +105,9 @@ def _torch_is_ready() -> bool:
 def _by_torch(src: Any, operation: str) -> Any:
     from torch import distributed
 
-    names = {"sum": "SUM", "product": "PRODUCT", "max": "MAX", "min": "MIN", "average": "SUM"}
+    name = "SUM" if operation == "average" else operation.upper()
     result = src.detach().clone()
-    distributed.all_reduce(result, getattr(distributed.ReduceOp, names[operation]))
+    distributed.all_reduce(result, getattr(distributed.ReduceOp, name))
     if operation == "average":
         size = distributed.get_world_size()
         result = result / size if result.is_floating_point() else result.div(size, rounding_mode="floor")

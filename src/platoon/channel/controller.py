@@ -261,7 +261,7 @@ class Controller:
     @staticmethod
     def default_arguments(args: argparse.Namespace) -> dict[str, Any]:
         """Returns the constructor's arguments among those that `default_parser` read."""
-        return arguments.chosen(args, arguments.CONTROLLER)
+        return arguments.chosen(args, Controller.__init__)
 
     # -- within --------------------------------------------------------------------------------------------
 
@@ -322,17 +322,13 @@ class Controller:
                     self._batches.look(member.pid)
             if ended and not self._members.note_ends():
                 return False
-        if not self._stay():
+        assert self._node is not None
+        # this host's workers are done; those of others may need what it has until they are, too
+        if self._hosts is not None and not self._hosts.stay(self._node, lambda: self._stopped is not None):
             self._reporter.say("failed", "another host's part of the job failed, or this one was stopped")
             return False
         self._reporter.event("finished")
         return True
-
-    def _stay(self) -> bool:
-        """This host's workers are done; those of others may need what it has until they are, too."""
-        if self._hosts is None or self._node is None:
-            return True
-        return self._hosts.stay(self._node, lambda: self._stopped is not None)
 
     def _watched(self) -> list[Any]:
         assert self._requests is not None
@@ -344,9 +340,8 @@ class Controller:
         return sources
 
     def _answer(self, query: Query) -> Any:
-        return self._answer_reserved(query) if query.reserved else self._ask_handler(query)
-
-    def _ask_handler(self, query: Query) -> Any:
+        if query.reserved:
+            return self._answer_reserved(query)
         self._reporter.count_request()
         return self.handle_control(query.req, query.worker_id, query.info)
 

@@ -9,21 +9,22 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from multiverso.errors import MultiversoError
 from multiverso.hosts.roster import ROSTER_VARIABLE, Roster
-from multiverso.hosts.transport.addresses import ADDRESS_VARIABLE, address_towards, own_addresses, reachable
+from multiverso.hosts.transport.addresses import ADDRESS_VARIABLE, ANY, address_towards, own_addresses, reachable
 from multiverso.hosts.transport.credentials import new_credentials
+from multiverso.runtime.discovery.meeting import INSECURE_VARIABLE, complete, distinct
 from platoon.util import PlatoonError, counted
 
 if TYPE_CHECKING:
     from multiverso.runtime import Node
     from multiverso.runtime.several_hosts.other_hosts import OtherHosts
 
-_INSECURE_VARIABLE = "MULTIVERSO_INSECURE_FABRIC"
-_LOOPBACK, _ANY = "127.0.0.1", "0.0.0.0"
+_LOOPBACK = "127.0.0.1"
 
 
 class Hosts:
@@ -73,33 +74,23 @@ class Hosts:
             ) from error
         self._mpi = comm = MPI.COMM_WORLD
         cards = comm.allgather((local_size, socket.gethostname(), own_addresses()))
-        sizes, names = [card[0] for card in cards], [card[1] for card in cards]
+        sizes, names, addresses = zip(*cards, strict=True)
         if 0 in sizes:
-            raise PlatoonError(f"every controller needs devices; they have {sizes}")
+            raise PlatoonError(f"every controller needs devices; they have {list(sizes)}")
         one_machine = len(set(names)) == 1
-        bind = _LOOPBACK if one_machine else _ANY
+        bind = _LOOPBACK if one_machine else ANY
         first, listening = None, None
         if comm.rank == 0:
             listening = socket.create_server((bind, 0))
-            encrypted = not (one_machine or os.environ.get(_INSECURE_VARIABLE))
-            address = _LOOPBACK if one_machine else _address_of_first([card[2] for card in cards])
+            encrypted = not (one_machine or os.environ.get(INSECURE_VARIABLE))
+            address = _LOOPBACK if one_machine else _address_of_first(addresses)
             first = (address, listening.getsockname()[1], new_credentials(encrypted).to_text())
         address, port, credentials = comm.bcast(first)
-        if len(set(names)) < len(names):
-            names = [f"{name}-{host}" for host, name in enumerate(names)]
         mine = _LOOPBACK if one_machine else os.environ.get(ADDRESS_VARIABLE)
         mine = mine or (address if comm.rank == 0 else address_towards(address))
-        roster = Roster(
-            comm.rank,
-            tuple(names),
-            tuple(sizes),
-            (address, port),
-            credentials,
-            bind=bind,
-            addresses=tuple(mine if host == comm.rank else "" for host in range(len(names))),
-            rehearsal=one_machine,
-        )
-        if len(names) == 1:
+        roster = Roster(comm.rank, distinct(list(names)), sizes, ("", 0), rehearsal=one_machine)
+        roster = replace(complete(roster, (address, port), credentials, mine), bind=bind)
+        if roster.hosts == 1:
             return roster, None
         from multiverso.runtime.several_hosts.other_hosts import other_hosts_of
 
@@ -140,7 +131,7 @@ class Hosts:
             self._mpi.Abort(1)
 
 
-def _address_of_first(addresses: list[list[str]]) -> str:
+def _address_of_first(addresses: Sequence[list[str]]) -> str:
     """Returns where the first host, this one, is reached; its name often stands for 127.0.1.1 in its own /etc/hosts."""
     chosen = os.environ.get(ADDRESS_VARIABLE) or reachable(addresses[0], addresses[1:])
     return chosen or socket.gethostbyname(socket.gethostname())

@@ -86,15 +86,7 @@ class SharedParameters:
 
     def _updater(self, params: Any, rule: ParamSyncRule | Rule) -> Callable[[bool], None]:
         """Returns what a synchronisation does; its argument says whether the job's lock counts."""
-        fused: Callable[[], None] | None
-        if isinstance(rule, Rule):
-
-            def step() -> None:
-                self._each(lambda i, local: self._of_core[i].exchange(local))
-
-            fused = step
-        else:
-            fused = self._fused(rule)
+        fused = self._fused(rule)
         if fused is not None:
             return lambda locked: self._lock.shared(fused) if locked else fused()
         assert isinstance(rule, ParamSyncRule)
@@ -113,8 +105,10 @@ class SharedParameters:
 
         return lambda locked: self._lock.alone(work) if locked else work()
 
-    def _fused(self, rule: ParamSyncRule) -> Callable[[], None] | None:
+    def _fused(self, rule: ParamSyncRule | Rule) -> Callable[[], None] | None:
         """Returns a rule's pass over the shared memory, or None if it is a rule of the user's own."""
+        if isinstance(rule, Rule):
+            return lambda: self._each(lambda i, local: self._of_core[i].exchange(local))
         overridden = [name for name in _METHODS if getattr(type(rule), name) is not getattr(_base_of(rule), name)]
         if overridden:
             return None

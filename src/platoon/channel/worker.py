@@ -347,7 +347,7 @@ class Worker(metaclass=_OnePerProcess):
     @staticmethod
     def default_arguments(args: argparse.Namespace) -> dict[str, Any]:
         """Returns the constructor's arguments among those that `default_parser` read."""
-        return arguments.chosen(args, arguments.WORKER)
+        return arguments.chosen(args, Worker.__init__)
 
     # -- within --------------------------------------------------------------------------------------------
 
