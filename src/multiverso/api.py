@@ -82,8 +82,20 @@ def init(
         WorkerLostError: another worker died while the job was starting (with ``on_lost="stop"``).
         NodeLostError: the job's node ended meanwhile.
     """
-    options = dict(locals())  # these arguments: there is no other name yet
-    del options["exist_ok"]
+    options: dict[str, Any] = {
+        "sync": sync,
+        "staleness": staleness,
+        "quorum": quorum,
+        "grace_seconds": grace_seconds,
+        "record": record,
+        "replay": replay,
+        "on_lost": on_lost,
+        "wire": wire,
+        "every": every,
+        "between": between,
+        "timeout_seconds": timeout_seconds,
+        "start_timeout_seconds": start_timeout_seconds,
+    }
     with turn(_starting, "init()"):
         if is_open():
             opened = current()
