@@ -97,6 +97,27 @@ def test_another_run_begins_with_everything(tmp_path: Path) -> None:
             assert table.save_increment(tmp_path).parent == 2 * turn - 1
 
 
+def test_what_another_table_or_run_has_saved_is_not_removed(tmp_path: Path) -> None:
+    place = tmp_path / "snapshots"
+    with Node(1) as node, Session(node.address) as session:
+        users, items = (mv.KeyedTable(2, name=name, session=session) for name in ("users", "items"))
+        users.add([[1, 1]], [1])
+        users.save_increment(place)
+        with pytest.raises(SnapshotError, match=r"another table or of another run.*whole=True"):
+            items.save_increment(place)
+        assert users.save_increment(place).parent == 1
+    with Node(1) as node, Session(node.address) as session:  # has forgotten to load
+        users = mv.KeyedTable(2, name="users", session=session)
+        with pytest.raises(SnapshotError, match="load them first"):
+            users.save_increment(place)
+        again = mv.KeyedTable(2, name="users", session=session)  # as another worker's: it need not be the one that saves
+        again.load(place)
+        assert users.get([1]).tolist() == [[1, 1]]
+        assert [users.save_increment(place).parent for _ in range(2)] == [None, 3]
+        items = mv.KeyedTable(2, name="items", session=session)
+        assert items.save_increment(place, whole=True).keys == 0
+
+
 def test_when_a_key_was_used_is_kept(alone: Session, tmp_path: Path) -> None:
     eviction = mv.Eviction(idle_ticks=5)
     table = mv.KeyedTable(1, eviction=eviction, session=alone)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import random
 import re
+import shutil
 import signal
 import threading
 from collections.abc import Iterator
@@ -395,12 +396,15 @@ def test_each_host_writes_its_part_and_any_number_of_hosts_loads_them(tmp_path: 
     def write(session: Session) -> list[Any]:
         table = mv.KeyedTable(2, updater=momentum(0.5), session=session)
         made = []
+        for _ in range(2):
+            table.tick()
         for step in range(3):
             mine = KEYS[session.worker_id :: 2]
             table.add(np.full((mine.size, 2), step + 1), mine)
             session.barrier()
             if step == 2 and session.worker_id == 0:
                 table.remove(KEYS[:100])
+            table.tick()
             session.barrier()
             made.append(table.save_increment(place))
             session.barrier()
@@ -436,6 +440,28 @@ def test_each_host_writes_its_part_and_any_number_of_hosts_loads_them(tmp_path: 
             for parts, at_once in job.run(load):
                 assert parts == at_once
                 assert parts[0] == 1000
+
+    def go_on(session: Session) -> Any:
+        eviction = mv.Eviction(idle_ticks=3)
+        table = mv.KeyedTable(2, updater=momentum(0.5), eviction=eviction, session=session)
+        saved = [outcome(lambda: table.save_increment(place))]  # removes nothing
+        session.barrier()
+        if session.worker_id == 1:
+            table.load(place)
+        session.barrier()
+        evicted = [table.tick(seconds=10), table.tick(seconds=10)]
+        saved += [table.save_increment(place).parent for _ in range(2)]
+        session.barrier()
+        return str(saved[0]), saved[1:], table.ticks, evicted, len(table)
+
+    old = tmp_path / "old"
+    shutil.copytree(place, old)
+    with rehearsal(1, 1) as job:
+        for refused_first, parents, ticks, evicted, keys in job.run(go_on):
+            assert "load them first" in refused_first
+            assert (parents, ticks, evicted, keys) == ([None, 4], 7, [0, 0], 900)
+    shutil.rmtree(place)
+    shutil.copytree(old, place)
     (place / "host-2-of-2" / "snapshot-2.safetensors").unlink()
 
     def refused(session: Session) -> Any:

@@ -25,7 +25,7 @@ RESULT = LANE.int64("result")  # a number, or the host that a code is about
 FOUND = LANE.int64("found")  # rows in the room
 
 # WHAT
-FETCH, REMOVE, CONTAINS, COUNT_KEYS, SET_HYPER, LIST, READ, OVERWRITE = range(1, 9)
+FETCH, REMOVE, CONTAINS, COUNT_KEYS, SET_WORD, LIST, READ, OVERWRITE = range(1, 9)
 # CODE
 DONE_WELL, HOST_LOST, OTHER_TABLE, HOST_FULL, NO_TABLE, REFUSED = range(6)
 

@@ -86,6 +86,7 @@ HEADER.int64("HINT", apart=True)  # at least the depth of the deepest segment, s
 HEADER.int64("NEXT_ROW", apart=True)  # [rows handed out 48 | worker + 1 that got the last one 16]
 HEADER.int64("EPOCH", apart=True)  # counted up after keys were removed
 HEADER.int64("TICK")  # what entries call now
+HEADER.int64("CONTINUES")  # the run whose snapshots it was loaded from, as they name it; 0: none, MIXED: several
 HEADER.int64("EVICT_AT")  # the hash pattern at which the next eviction continues
 HEADER.int64("GENERATION", apart=True)  # counted up by each snapshot; what changes is stamped with it
 HEADER.int64("REMOVED", apart=True)  # keys that were ever written into the ring
@@ -127,6 +128,9 @@ at: Any = namedtuple("At", _named)(**_named)  # numbers that a compiled kernel t
 assert all(UNDO.offsets[name.upper()] == offset for name, offset in layout.UNDO.offsets.items())
 assert all(getattr(at, name) - at.TAKEN_OVER == getattr(layout, name) for name in ("PUT_BACK", "WAITS", "WAITED"))
 
+# words that are set on all hosts at once
+EVERYWHERE = (at.TICK, at.CONTINUES, *range(at.HYPER, at.HYPER + 8 * MOST_HYPER, 8))
+
 KEYED_MEMORY = "multiverso-keyed-"  # how the names of their memory begin
 COPIES = "copies of "  # and then, of copies of rows that live on other hosts; what the job calls the table follows
 OWNERS = MAX_WORKERS + 1  # who may hold a word: the workers, and the node, which comes after them
@@ -140,6 +144,7 @@ ENTRIES = 7  # of a bucket
 BLOCK_BYTES = 16 * 1024  # of rows under one word
 PROBES = 15  # an insert looks into its home bucket and at most so many after it; then the segment is split
 MOST_RING = 1 << 22  # keys in the ring of removed ones
+MIXED = -1
 KEYED = -1  # what a wait for a word of a keyed table names as its table
 CONSTANT, UNIFORM, NORMAL = range(3)
 FLOAT32, FLOAT64, INT32, INT64 = range(4)

@@ -18,7 +18,6 @@ from multiverso.layout.keyed import at
 from multiverso.memory.heap import Budget
 from multiverso.memory.segment import Segment
 from multiverso.memory.words import load32, load64, store64
-from multiverso.spec.table import DTYPES
 
 Keys = npt.NDArray[np.int64]
 Bytes = npt.NDArray[np.uint8]
@@ -113,12 +112,11 @@ class KeyedRows:
         calls.release.compiled()(self.base, self._me)
         self._unpinned()
 
-    def set_hyper(self, place: int, value: float) -> None:
-        """Sets one of the updater's hyperparameters."""
-        if not 0 <= place < layout.MOST_HYPER:
-            raise MultiversoError(f"an updater has at most {layout.MOST_HYPER} hyperparameters")
-        dtype = np.dtype(DTYPES[load64(self.base + at.DTYPE)])
-        self._segment.array(at.HYPER, layout.MOST_HYPER, dtype)[place] = value
+    def set_word(self, place: int, value: int) -> None:
+        """Sets a word of the table's header that holds on all hosts."""
+        if place not in layout.EVERYWHERE:
+            raise MultiversoError(f"a host sets no word {place} of another host's table")
+        store64(self.base + place, value)
 
     # -- pins beyond a call ----------------------------------------------------------------------------------
 

@@ -155,7 +155,7 @@ class SpreadTable:
         """Asks the homes of keys, which live on other hosts; or one host; or all others the same."""
         homes = self._homes[groups_of(keys)]
         hosts = [host] if host is not None else np.unique(homes).tolist()
-        if kind in (desk.COUNT_KEYS, desk.SET_HYPER):
+        if kind in (desk.COUNT_KEYS, desk.SET_WORD):
             hosts = list(self.ways)
         if kind in _OF_ALL:
             self._sort_out(self.copies.changed())  # what this host's workers have added before counts
@@ -163,7 +163,7 @@ class SpreadTable:
         if not hosts:
             done(desk.DONE_WELL, 0, None)
         for home in hosts:
-            all_places = np.arange(keys.size) if kind == desk.SET_HYPER else np.flatnonzero(homes == home)
+            all_places = np.arange(keys.size) if kind == desk.SET_WORD else np.flatnonzero(homes == home)
             pieces = range(0, max(all_places.size, 1), self._most)
             asking.left += len(pieces)
             for low in pieces:
@@ -437,8 +437,8 @@ class SpreadTable:
             own.release()
         elif kind == desk.COUNT_KEYS:
             number = own.count()
-        elif kind == desk.SET_HYPER:
-            own.set_hyper(int(question.keys[0]), float(question.keys[1:].view(np.float64)[0]))
+        elif kind == desk.SET_WORD:
+            own.set_word(*question.keys.tolist())
         elif kind == desk.LIST:
             number, keys = own.list_keys(question.argument)
         elif kind == desk.READ:
@@ -452,7 +452,7 @@ class SpreadTable:
         return Frame(kind | ANSWER, self.number, question.number, number, keys=keys, rows=rows)
 
     def _check(self, question: Frame) -> None:
-        sizes = {desk.SET_HYPER: question.keys.size == 2}
+        sizes = {desk.SET_WORD: question.keys.size == 2}
         sizes[desk.OVERWRITE] = question.rows.shape == (question.keys.size, self.own.whole)
         if not sizes.get(question.kind, True):
             raise ProtocolError(f"a question of kind {question.kind} about {question.keys.size} keys")

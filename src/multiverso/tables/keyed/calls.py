@@ -17,6 +17,7 @@ from multiverso.kernels.codes import FULL
 from multiverso.kernels.keyed import calls as kernels
 from multiverso.kernels.keyed import removal as removal
 from multiverso.memory.heap import Budget
+from multiverso.memory.words import store64
 from multiverso.runtime.session.session import Session
 from multiverso.tables.convert import Array
 from multiverso.tables.keyed.growth import Growth
@@ -98,6 +99,10 @@ class KeyedCalls:
         self._memory.rows()[places, : rows.shape[1]] = rows
         stamps = self._memory.stamps()
         stamps[places] = self._memory.word("GENERATION")
+
+    def set_word(self, place: int, value: int) -> None:
+        """Sets a word of the table's header, on all hosts."""
+        store64(self.address + place, value)
 
     def contains(self, keys: Keys) -> npt.NDArray[np.bool_]:
         """Returns whether each key has a row."""

@@ -12,7 +12,8 @@ import numpy.typing as npt
 from msgspec.structs import replace
 
 from multiverso.kernels.keyed.passes import GONE
-from multiverso.layout.keyed import NO_ROW
+from multiverso.errors import SnapshotError
+from multiverso.layout.keyed import MIXED, NO_ROW, at
 from multiverso.runtime.session.replacing import leaves_values
 from multiverso.spec.table import checked_count
 from multiverso.tables.convert import Array
@@ -70,18 +71,19 @@ class KeyedContents(HeldKeyedTable):
         On several hosts it writes the rows that live on this one, to a folder of this host's in the directory: call it
         in one worker of each host.
 
-        Everything is written again, and what was there before removed, where the last snapshot there is of another run,
-        or more keys were removed since than the table remembers (a few million).
+        Everything is written again, and what was there before removed, with ``whole``, in the first call of a run that
+        has loaded the directory, or where more keys were removed since than the table remembers (a few million).
 
         Args:
             directory: a folder of its own for this table's snapshots, made if it is not there.
-            whole: write everything.
+            whole: write everything, and remove what is there, whatever table it is of.
 
         Returns:
             What was written: its number, its parent's, how many keys, how many bytes.
 
         Raises:
-            SnapshotError: the directory holds something else.
+            SnapshotError: the directory holds something else: also what another table or another run has saved there,
+                unless this table was loaded from it.
             TimeoutError: another process writes to it.
         """
         self._session.check()
@@ -89,6 +91,13 @@ class KeyedContents(HeldKeyedTable):
         with snapshots.alone_in(place):
             before = snapshots.chain(place)
             table = f"{self._memory.word('IDENTITY'):014x}"
+            run = snapshots.run_of(self._session.job, self._called)
+            loaded = self._memory.word("CONTINUES")
+            if before and not whole and before[-1].run != run and loaded not in (MIXED, int(before[-1].run, 16)):
+                raise SnapshotError(
+                    f"{place} holds snapshots of another table or of another run, which this table was not loaded from: "
+                    "load them first, use another directory, or remove them by whole=True"
+                )
             if whole or not before or before[-1].table != table:
                 before = []
             generation, removals = passes.begin_snapshot()
@@ -98,7 +107,7 @@ class KeyedContents(HeldKeyedTable):
             if before:
                 gone = np.unique(self._memory.removals(before[-1].removals, removals))
                 content = replace(content, removed=gone[~calls.contains(gone)])
-            of = {"table": table, "generation": generation, "removals": removals}
+            of = {"run": run, "table": table, "generation": generation, "removals": removals}
             return snapshots.write(place, self._spec, content, before, **of)
 
     def _part_here(self, directory: Path) -> tuple[Path, KeyedPasses, KeyedCalls]:
@@ -140,6 +149,7 @@ class KeyedContents(HeldKeyedTable):
         saved = self._read(path)
         if not leaves_values(self._session, f"the table {self.name!r}"):
             self._replace(*saved)
+            self._calls.set_word(at.CONTINUES, snapshots.run_in(Path(path)))
 
     def _content(self, since: int, passes: KeyedPasses | None = None) -> Content:
         """Returns what was changed after a generation, sorted by key; of those rows that ``passes`` go through."""
@@ -166,8 +176,8 @@ class KeyedContents(HeldKeyedTable):
         for some, _, kinds in self._passes.entries(_MOST_AT_ONCE):
             self._remove(np.setdiff1d(some[kinds != GONE], keys))
         for content in parts:
+            self._calls.set_word(at.TICK, content.ticks)  # before the rows: on other hosts they count as used now
             self._calls.overwrite(content.keys, content.rows)
-            self._memory.set_word("TICK", content.ticks)
             if content.uses is not None and self._spec.keeps_use:
                 self._passes.note_use(content.keys, content.uses)
 

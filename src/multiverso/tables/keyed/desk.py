@@ -93,9 +93,9 @@ class Desk:
         number, _ = self._ask(desk.COUNT_KEYS, self._room(0), deadline)
         return number
 
-    def set_hyper(self, place: int, value: float, deadline: Deadline) -> None:
-        """Sets one of the updater's hyperparameters on the other hosts."""
-        self._ask(desk.SET_HYPER, np.array([place, np.float64(value).view(np.int64)]), deadline)
+    def set_word(self, place: int, value: int, deadline: Deadline) -> None:
+        """Sets a word of the table's header on the other hosts."""
+        self._ask(desk.SET_WORD, np.array([place, value]), deadline)
 
     def list_keys(self, host: int, pattern: int, deadline: Deadline) -> tuple[int, Keys]:
         """Returns some keys of a host, candidates too, from a hash pattern on, and where to continue; -1: all came."""

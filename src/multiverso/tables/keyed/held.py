@@ -7,6 +7,8 @@ from typing import Any
 
 from multiverso.deadline import Deadline
 from multiverso.errors import NotInThisJobError
+from multiverso.layout.keyed import at
+from multiverso.memory.words import load64
 from multiverso.runtime.session.refusals import refuse_across_hosts
 from multiverso.runtime.session.session import Session
 from multiverso.tables.convert import Array
@@ -94,7 +96,8 @@ class HeldKeyedTable(Table[KeyedSpec]):
 
     def _tell_rate(self, rate: float) -> None:
         if isinstance(self._calls, SpreadCalls) and self._rate_index is not None:
-            self._calls.set_hyper(self._rate_index, rate)
+            place = at.HYPER + self._rate_index * self._dtype.itemsize // 8 * 8
+            self._calls.set_word(place, load64(self._memory.address + place))
 
     def _steps(self) -> int:
         return self._memory.adds() if self._rounds is None else self._rounds.version()

@@ -25,6 +25,7 @@ import numpy as np
 from multiverso.errors import SnapshotError
 from multiverso.files import opening as files
 from multiverso.files.parsing import Count, Number, Sha256, read_record
+from multiverso.layout.keyed import MIXED
 from multiverso.tables.keyed import saving
 from multiverso.tables.keyed.saving import Content
 from multiverso.tables.keyed.spec import KeyedSpec
@@ -45,7 +46,8 @@ class Snapshot(msgspec.Struct, frozen=True):
         parent: the number of the snapshot that it is to be applied to; None: it holds everything.
         file: its name.
         sha256: of its bytes.
-        table: which table in which job it is of; increments are of the same one.
+        run: the job, and what the table is called in it: the same on all of its hosts.
+        table: the very memory that it is of; increments are of the same one.
         generation: the table's when it was made; what is stamped later is in the next one.
         removals: how many keys had been removed from the table by then.
         keys, removed: how many rows it has, and how many keys it removes.
@@ -56,6 +58,7 @@ class Snapshot(msgspec.Struct, frozen=True):
     parent: Number | None
     file: Annotated[str, msgspec.Meta(pattern=rf"\A{_FILE.pattern}\Z")]
     sha256: Sha256
+    run: Annotated[str, msgspec.Meta(pattern=r"\A[0-9a-f]{14}\Z")]
     table: str
     generation: Annotated[int, msgspec.Meta(ge=0, lt=1 << 31)]  # what a row's stamp can be
     removals: Count
@@ -135,6 +138,17 @@ def chain(directory: Path) -> list[Snapshot]:
             )
         before = snapshot.number
     return found
+
+
+def run_of(job: str, called: str) -> str:
+    """Returns what snapshots of a table are told from those of others by, in other jobs too."""
+    return hashlib.sha256(f"{job}\n{called}".encode()).hexdigest()[:14]
+
+
+def run_in(path: Path) -> int:
+    """Returns of which run a directory's snapshots are, as a number; MIXED: hosts' of different ones; 0: a file."""
+    runs = {chain(part)[-1].run for part in parts_in(path)} if path.is_dir() else {"0"}
+    return int(runs.pop(), 16) if len(runs) == 1 else MIXED
 
 
 def read(directory: Path, spec: KeyedSpec) -> Content:

@@ -195,9 +195,10 @@ class SpreadCalls(KeyedCalls):
         """Returns how many keys have a row on other hosts."""
         return int(self._asked(self.desk.count))
 
-    def set_hyper(self, place: int, value: float) -> None:
-        """Sets a hyperparameter of the updater on other hosts."""
-        self._asked(self.desk.set_hyper, place, value)
+    def set_word(self, place: int, value: int) -> None:
+        """See `KeyedCalls.set_word`."""
+        self.own.set_word(place, value)
+        self._asked(self.desk.set_word, place, value)
 
     def listed(self) -> Iterator[tuple[int, Keys]]:
         """Yields other hosts and some of the keys there, with a row or as candidates, each once."""
