@@ -287,8 +287,8 @@ def test_bad_arguments_and_modes_are_refused_at_the_call() -> None:
         for bad in ({"n": -1}, {"size": 0}, {"seed": -1}, {"epoch": -1}, {"ahead": MOST_AHEAD + 1}):
             with pytest.raises(ValueError, match=next(iter(bad))):
                 deal(session, **{"n": 1, "size": 1, **bad})
-        with pytest.raises(TypeError):
-            deal(session, 1.5, 1)
+        with pytest.raises(ValueError, match=r"n is a whole number, 0 or more; got 1\.5"):
+            deal(session, 1.5, 1)  # type: ignore[arg-type]
 
     together(work, 1)
     for mode in ("sync", "bounded"):

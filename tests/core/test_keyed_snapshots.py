@@ -110,7 +110,9 @@ def test_what_another_table_or_run_has_saved_is_not_removed(tmp_path: Path) -> N
         users = mv.KeyedTable(2, name="users", session=session)
         with pytest.raises(SnapshotError, match="load them first"):
             users.save_increment(place)
-        again = mv.KeyedTable(2, name="users", session=session)  # as another worker's: it need not be the one that saves
+        again = mv.KeyedTable(
+            2, name="users", session=session
+        )  # as another worker's: it need not be the one that saves
         again.load(place)
         assert users.get([1]).tolist() == [[1, 1]]
         assert [users.save_increment(place).parent for _ in range(2)] == [None, 3]

@@ -334,3 +334,26 @@ def test_a_table_that_is_too_large_or_named_too_long_is_refused_in_words(tables:
         if make is mv.ArrayTableHandler or not session.consistency.in_rounds:
             with pytest.raises(ValueError, match="at most 2000 characters; got 3000"):
                 make(3, name="x" * 3000, session=session)
+
+
+NUMBERS: dict[str, tuple[Callable[[Any], Any], str]] = {
+    "adagrad": (mv.updaters.adagrad, "a learning rate is above 0"),
+    "easgd": (mv.rules.easgd, "alpha is a moving rate, above 0"),
+    "clip": (lambda value: mv.updaters.clip(norm=value), "a bound is above 0"),
+    "decay": (mv.updaters.weight_decay, "above 0"),
+    "momentum": (lambda value: mv.updaters.momentum(momentum=value), "from 0 to less than 1"),
+    "delayed nesterov": (lambda value: mv.updaters.delayed_nesterov(workers=value), "workers is a whole number"),
+    "schedule": (lambda value: mv.updaters.cosine(0.1, value), "steps is a whole number"),
+    "rule": (lambda value: mv.rules.downpour(push=value), "push_every is a whole number"),
+    "eviction": (lambda value: mv.Eviction(idle_ticks=value), "idle_ticks is a whole number, from 1 to"),
+    "norm of eviction": (lambda value: mv.Eviction(least_norm=value), "least_norm is above 0"),
+    "keys": (lambda value: mv.keys(["a"], seed=value), "seed is a whole number"),
+}
+
+
+@pytest.mark.parametrize("value", ["a", [], True, float("nan"), -1], ids=repr)
+@pytest.mark.parametrize("taker", NUMBERS)
+def test_what_is_no_number_of_the_kind_is_refused_in_a_sentence(taker: str, value: Any) -> None:
+    take, said = NUMBERS[taker]
+    with pytest.raises(ValueError, match=said):
+        take(value)

@@ -364,6 +364,29 @@ def test_strangers_are_refused_and_readers_are_told_why(
         subscription.latest()
 
 
+def test_an_address_is_that_publication_and_no_other_of_its_name(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    where = {}
+    with ExitStack() as end:
+        for job, number in (("one", 1.0), ("another", 2.0)):
+            monkeypatch.setenv("MULTIVERSO_NODE", job)
+            publication = end.enter_context(mv.Publication(name, like={"w": np.zeros(2)}))
+            host, port = publication.forward(token=TOKEN, address="127.0.0.1", encrypted=False)
+            where[number] = f"{host}:{port}"
+            publication.publish({"w": np.full(2, number)})
+        readers = [
+            end.enter_context(mv.subscribe(name, address=address, token=TOKEN, encrypted=False, timeout_seconds=60))
+            for address in where.values()
+        ]
+        for reader, number in zip(readers, where, strict=True):
+            with reader.latest() as snapshot:
+                assert snapshot["w"].tolist() == [number, number]
+        nobody = mv.subscribe(name, address="127.0.0.1:1", token=TOKEN, encrypted=False, timeout_seconds=0.5)
+        with nobody, pytest.raises(WaitTimeoutError, match=r"127\.0\.0\.1:1"):
+            nobody.latest()
+    with pytest.raises(ValueError, match="got both"):
+        mv.subscribe(name, "job", address="127.0.0.1:1", token=TOKEN)
+
+
 @pytest.mark.parametrize("address", ["", "here", "here:", ":1", "here:99999", "here:x"])
 def test_addresses_and_tokens_are_checked(name: str, address: str) -> None:
     with pytest.raises(ValueError, match="host:port"):

@@ -269,6 +269,9 @@ def test_the_next_publisher_of_a_name_goes_on_with_higher_versions(name: str) ->
             assert second.accepts(1, lag=1)
             assert second.accepts(6, lag=1)
             assert not second.accepts(6, lag=0)
+            for version, lag in ((None, 1), (1, -1), (1, "a")):
+                with pytest.raises(ValueError, match="is a whole number, 0 or more"):
+                    second.accepts(version, lag)  # type: ignore[arg-type]
             assert not any(second.accepts(version, lag=100) for version in (0, 2, 5, 8))
 
 
@@ -532,7 +535,7 @@ def test_more_bad_input(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
         with pytest.raises(ValueError, match="step"):
             publication.publish(WEIGHTS, step=step)  # type: ignore[arg-type]
     for port in (-1, 65536, "80"):
-        with pytest.raises(ValueError, match="a port is"):
+        with pytest.raises(ValueError, match="port is"):
             publication.forward(port, token="x" * 20)  # type: ignore[arg-type]
     assert publication.version == 0
     with pytest.raises(ValueError, match="a timeout is a number"):

@@ -364,8 +364,8 @@ def test_workers_must_agree_on_the_rule() -> None:
     [
         (lambda: mv.rules.easgd(0), "above 0 and at most 1"),
         (lambda: mv.rules.easgd(1.5), "above 0 and at most 1"),
-        (lambda: mv.rules.downpour(push=0), "push_every is a number of exchanges"),
-        (lambda: mv.rules.downpour(fetch=1.5), "pull_every is a number of exchanges"),  # type: ignore[arg-type]
+        (lambda: mv.rules.downpour(push=0), "push_every is a whole number, 1 or more"),
+        (lambda: mv.rules.downpour(fetch=1.5), "pull_every is a whole number, 1 or more"),  # type: ignore[arg-type]
         (lambda: mv.rules.local_sgd(0), "a learning rate is above 0"),
         (lambda: mv.rules.local_sgd(0.7, 1), "a momentum is from 0"),
         (lambda: mv.rules.Rule("r", clipped_push, modes=("never",)), "modes of rule r must be some of"),

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import multiverso as mv
-from multiverso.errors import ShapeMismatchError
+from multiverso.errors import DtypeMismatchError, ShapeMismatchError
 
 
 class Tied(nn.Module):
@@ -80,3 +80,8 @@ def test_parameters_can_be_the_shared_memory_and_keep_their_version() -> None:
             publication.publish(other)
         del served
         assert publication.publish(trained) == 3
+        with subscription.latest() as snapshot:
+            served = Tied()
+            served.load_state_dict(snapshot.torch(), assign=True)
+        with pytest.raises(DtypeMismatchError, match=r"memory of a publication itself"):
+            subscription.load_into(served)

@@ -23,6 +23,7 @@ from multiverso.checkpoints.parts import Packed, Parts
 from multiverso.checkpoints.replacement import load_own
 from multiverso.checkpoints.stores import PathLike, open_store
 from multiverso.checkpoints.writing import LOOK_SECONDS, Task, Writer, copied
+from multiverso.checks import whole
 from multiverso.due import Due
 from multiverso.errors import ClosedError, SnapshotError, WaitTimeoutError
 from multiverso.in_process import InProcess
@@ -76,8 +77,7 @@ class Checkpoint(InProcess):
     ) -> None:
         """See `multiverso.checkpoint`."""
         self._every = None if every is None else Due(every)
-        if isinstance(keep, bool) or not isinstance(keep, int) or keep < 1:
-            raise ValueError(f"keep={keep!r}: expected a number of checkpoints, 1 or more")
+        keep = whole(keep, "keep", 1)
         for manager in managers:
             if not hasattr(manager, "collect_parts"):
                 raise TypeError(

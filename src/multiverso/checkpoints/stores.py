@@ -76,9 +76,12 @@ def open_store(place: PathLike) -> Store:
     """Returns the store of a directory, or of a URL such as ``s3://bucket/run``.
 
     Raises:
+        TypeError: it is neither.
         ImportError: the URL needs fsspec, or what it uses for this kind of URL.
         ValueError: this kind of URL is unknown, or it came as a `pathlib.Path`, which makes one slash of two.
     """
+    if not isinstance(place, str | os.PathLike):
+        raise TypeError(f"a directory or a URL to save in; got {place!r}")
     text = os.fspath(place)
     if text.startswith("file://"):
         return Directory(Path(text.removeprefix("file://")))

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from multiverso import checkpoints
 from multiverso.checkpoints import Parts
+from multiverso.checks import whole
 from multiverso.due import Due
 from multiverso.errors import InterruptedRoundError
 from multiverso.params.flats import Averaged, Flat, share_flat
@@ -109,8 +110,7 @@ class SharedParams:
         if not given:
             raise ValueError("there is nothing to share: all lists of arrays are empty")
         check_name(name)
-        if isinstance(whole_every, bool) or not isinstance(whole_every, int) or whole_every < 1:
-            raise ValueError(f"whole_every is a number of exchanges, 1 or more; got {whole_every!r}")
+        whole_every = whole(whole_every, "whole_every", 1)
         session = session or current()
         rule = rule_of(rule, session.workers_num)
         in_rows = range(dense, len(given)) if goes_by_rows(rule, session) and whole_every > 1 else range(0)

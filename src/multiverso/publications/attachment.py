@@ -45,7 +45,7 @@ class Attachment:
             with data, readers:
                 self.memory_id = os.fstat(data.fileno()).st_ino  # no two publishers of a host have the same
                 loan = msgspec.convert(answer["loan"], Loan)
-                self._data = Segment(data.fileno(), sparse=True, writable=False)
+                self.data = Segment(data.fileno(), sparse=True, writable=False)
                 self._readers = Segment(readers.fileno(), sparse=True)
         except (KeyError, IndexError, msgspec.ValidationError) as error:
             self.link.close()
@@ -55,8 +55,8 @@ class Attachment:
             raise
         self.name, self.layout = loan.name, loan.layout
         self.by_name = self.layout.by_name
-        self.current, self.event = self._data.address + at.CURRENT, self._data.address + at.EVENT
-        self._slots = self._data.address + at.HEADER.size
+        self.current, self.event = self.data.address + at.CURRENT, self.data.address + at.EVENT
+        self._slots = self.data.address + at.HEADER.size
         reader = self._readers.address + loan.line * at.READER_BYTES
         self._life = reader + at.LIFE
         self._pins = reader + at.PINS
@@ -126,6 +126,11 @@ class Attachment:
     def slot_at(self, word: int) -> int:
         """Returns the address of the slot that a word names."""
         return self._slots + ((word & at.SLOT_MASK) - 1) * self.layout.slot_bytes
+
+
+def is_read_only(address: int) -> bool:
+    """Returns whether memory at an address is a publisher's: a write to it ends the process."""
+    return any(0 <= address - one.data.address < one.data.size for one in _made)
 
 
 class Pin:

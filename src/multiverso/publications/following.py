@@ -53,12 +53,12 @@ class Source:
     Attributes:
         address: host name or address, and port.
         credentials: of the token.
-        job: on whose host this is; empty for an address that the user has given.
+        job: on whose host this is, or what stands for it (`names.forwarded`).
     """
 
     address: tuple[str, int]
     credentials: Credentials = field(repr=False)
-    job: str = ""
+    job: str
 
     @classmethod
     def of(cls, name: str, address: str, token: str, encrypted: bool) -> Source:
@@ -70,7 +70,8 @@ class Source:
         host, _, port = address.rpartition(":")
         if not host or not port.isdecimal() or not 0 < int(port) < 65536:
             raise ValueError(f"address is host:port of a publication that is forwarded; got {address!r}")
-        return cls((host.strip("[]"), int(port)), credentials_of(name, token, encrypted))
+        job = names.forwarded(address, token)
+        return cls((host.strip("[]"), int(port)), credentials_of(name, token, encrypted), job)
 
     @classmethod
     def in_job(cls, name: str, job: str | None) -> Source | None:
@@ -97,7 +98,7 @@ class Follower:
     Args:
         name: of the publication.
         find: says where it comes from now; None: not known.
-        job: whose worker publishes it; empty where the user has given an address.
+        job: whose worker publishes it, or what stands for it.
 
     Attributes:
         trouble: why there is nothing new, in words; empty where all is well.
@@ -153,7 +154,7 @@ class Follower:
         """Whether no other process of this host publishes it, or follows."""
         if self._slots is None:
             return not any(names.is_taken(self._name, place) for place in {self._job, names.followed(self._job)})
-        if self._job and names.is_taken(self._name, self._job):
+        if names.is_taken(self._name, self._job):
             self._slots.close()
             self._slots = None
         return self._slots is not None

@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from multiverso.errors import DtypeMismatchError
+from multiverso.publications.attachment import is_read_only
 from multiverso.publications.tensors import Layout, as_array, as_tensor, check_like, check_names, is_torch, named
 
 
@@ -24,6 +25,11 @@ def load_into(model: Any, layout: Layout, memory: npt.NDArray[np.uint8]) -> None
         check_like(layout.tensors[by_name[name]], str(target.dtype).removeprefix("torch."), tuple(target.shape))
         if isinstance(target, np.ndarray) and not target.flags.writeable:
             raise DtypeMismatchError(f"{name!r} is an array that cannot be written to")
+        if is_torch(target) and is_read_only(target.data_ptr()):
+            raise DtypeMismatchError(
+                f"{name!r} is memory of a publication itself, by load_state_dict(snapshot.torch(), assign=True): do "
+                "that with the next snapshot, too, or load into a model with memory of its own"
+            )
     for name, target in targets.items():
         tensor = layout.tensors[by_name[name]]
         if is_torch(target):

@@ -39,7 +39,12 @@ def address(name: str, job: str) -> str:
 
 def followed(job: str) -> str:
     """Returns what stands for a job where a process of this host follows what is published on another one."""
-    return f"{job} elsewhere" if job else ""
+    return f"{job} elsewhere"
+
+
+def forwarded(address: str, token: str) -> str:
+    """Returns what stands for a job where a user names an address: another address is another publication."""
+    return f"at {_digest('token', token)} {address}"
 
 
 def is_taken(name: str, job: str) -> bool:

@@ -6,6 +6,7 @@ import os
 import threading
 from typing import TYPE_CHECKING, Any
 
+from multiverso.checks import whole
 from multiverso.deadline import Deadline
 from multiverso.errors import ClosedError, StartupError
 from multiverso.in_process import InProcess
@@ -58,8 +59,7 @@ class Publication(InProcess):
 
     def __init__(self, name: str, like: Any, *, slots: int = 3) -> None:
         self.name = names.checked(name)
-        if isinstance(slots, bool) or not isinstance(slots, int) or not 2 <= slots <= at.MOST_SLOTS:
-            raise ValueError(f"slots is a whole number from 2 to {at.MOST_SLOTS}; got {slots!r}")
+        slots = whole(slots, "slots", 2, at.MOST_SLOTS)
         layout = layout_of(leaves_of(like))
         self._pid = os.getpid()
         self._lock, self._naming = threading.RLock(), threading.Lock()
@@ -104,7 +104,8 @@ class Publication(InProcess):
             wait_seconds: how long to wait for a slot, if readers keep them all.
 
         Returns:
-            The version, one higher than the last; None where it was left out.
+            The version, one higher than the last; None where it was left out. A reader that has had a higher version
+            of an earlier publisher sees it under a number above that one, which is then `version`.
 
         Raises:
             ShapeMismatchError, DtypeMismatchError: other tensors than those of ``like``. Nothing was published.
@@ -155,8 +156,7 @@ class Publication(InProcess):
         from multiverso.publications.forwarding import Forwarder
         from multiverso.publications.traffic import credentials_of
 
-        if not isinstance(port, int) or not 0 <= port < 65536:
-            raise ValueError(f"a port is a whole number from 0 to 65535; got {port!r}")
+        port = whole(port, "port", 0, 65535)
         credentials = credentials_of(self.name, token, encrypted)
         with self._lock:
             self._check()
@@ -172,12 +172,12 @@ class Publication(InProcess):
 
         Args:
             version: of the snapshot that the sample was made with.
-            lag: how many versions newer the current one may be at most.
+            lag: how many versions newer the current one may be at most; 0 or more.
 
         Returns:
             False too for a version that another publisher of this name has made.
         """
-        return self._history.accepts(version, lag)
+        return self._history.accepts(whole(version, "version", 0), whole(lag, "lag", 0))
 
     def close(self) -> None:
         """Ends it. Readers keep the version that they have. May be called again."""

@@ -100,7 +100,8 @@ class Snapshot(Mapping[str, Array], InProcess):
             model: a PyTorch module, a Keras model, or writable arrays and tensors, named as in the publication.
 
         Raises:
-            ShapeMismatchError, DtypeMismatchError: other names, shapes or dtypes. Nothing was changed.
+            ShapeMismatchError, DtypeMismatchError: other names, shapes or dtypes, or tensors that are a publication's
+                memory themselves. Nothing was changed.
         """
         load_into(model, self.layout, self._bytes())
 
@@ -123,8 +124,12 @@ class Snapshot(Mapping[str, Array], InProcess):
         self._pin = None  # type: ignore[assignment]
 
     def __getitem__(self, name: str) -> Array:
-        tensor = self.layout.tensors[self._attachment.by_name[name]]
-        return as_array(self._bytes(), tensor)
+        number = self._attachment.by_name.get(name)
+        if number is None:
+            raise KeyError(
+                f"{self!r} has no {name!r}: it has {len(self)} others, the first of them {next(iter(self), None)!r}"
+            )
+        return as_array(self._bytes(), self.layout.tensors[number])
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._attachment.by_name)

@@ -13,6 +13,7 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
+from multiverso.checks import whole
 from multiverso.deadline import Deadline
 from multiverso.errors import ClosedError, MultiversoError, SnapshotError, StartupError, WaitTimeoutError
 from multiverso.in_process import InProcess
@@ -44,8 +45,9 @@ class Subscription(InProcess):
         timeout_seconds: float,
         seen: int = 0,
         find: Callable[[], Source | None] | None = None,
+        where: str = "",
     ) -> None:
-        self.name, self._job = names.checked(name), job
+        self.name, self._job, self._where = names.checked(name), job, where or (f"in the job {job!r}" if job else "")
         self._timeout_seconds = Deadline.after(timeout_seconds).seconds
         self._pid, self._seen = os.getpid(), seen
         self._attachment: Attachment | None = None  # of the publisher whose versions are read
@@ -101,9 +103,10 @@ class Subscription(InProcess):
         Raises:
             WaitTimeoutError: none came in time; says whether somebody publishes.
             ClosedError: the subscription is closed, or this is a forked child.
+            ValueError: ``newer_than`` is no version.
         """
-        seconds = self._timeout_seconds if timeout_seconds is None else timeout_seconds
-        deadline = Deadline.after(seconds)
+        newer_than = whole(newer_than, "newer_than", 0)
+        deadline = Deadline.after(self._timeout_seconds if timeout_seconds is None else timeout_seconds)
         while True:
             self._check()
             attachment = self._attachment
@@ -216,9 +219,7 @@ class Subscription(InProcess):
     def _what_is_missing(self, newer_than: int, deadline: Deadline) -> str:
         wanted = f"a version of {self.name!r} newer than {newer_than}" if newer_than else f"a version of {self.name!r}"
         if self._attachment is None:
-            there = "nobody of this user publishes it on this host"
-            if self._job is not None:
-                there += f" in the job {self._job!r}"
+            there = f"nobody of this user publishes it {self._where or 'on this host'}"
             if self._follower is not None and self._follower.trouble:
                 there = self._follower.trouble
         else:
@@ -297,8 +298,8 @@ class Subscription(InProcess):
         if number < 2:
             return None
         return StartupError(
-            f"{number} jobs of this user publish {self.name!r} on this host: say which, by job=, the address that "
-            "`multiverso top --json` shows"
+            f"{number} jobs of this user publish {self.name!r} on this host, or receive it from another one: say "
+            "which, by job=, the address that `multiverso top --json` shows, or by address="
         )
 
     def _ended(self, attachment: Attachment, seconds: float | None) -> bool:
@@ -330,15 +331,15 @@ def subscribe(
         name: of the publication.
         job: the address of the job that publishes it, as ``multiverso top --json`` and MULTIVERSO_NODE have it. By
             default the only one here that does.
-        address: ``host:port`` of a publication on another host, from ``Publication.forward``. One process of this host
-            receives it, and all that subscribe here with this address read the same copy; when that process ends,
-            another one goes on.
+        address: ``host:port`` of a publication on another host, from ``Publication.forward``: that one and no other.
+            One process of this host receives it, and all that subscribe here with this address and token read the same
+            copy; when that process ends, another one goes on.
         token: what the publication was forwarded with.
         encrypted: False where it was forwarded so.
         timeout_seconds: deadline of each wait for a version.
 
     Raises:
-        ValueError: the name is empty or too long, or it is no address, or no token.
+        ValueError: the name is empty or too long, or it is no address, or no token; ``job`` and ``address``.
         StartupError: what encrypts connections between hosts is not installed.
 
     Examples:
@@ -353,8 +354,10 @@ def subscribe(
         1 7 15.0
     """
     if address is not None:
+        if job is not None:
+            raise ValueError(f"a publication is of a job or at an address: got both, job={job!r} and {address=}")
         source = Source.of(names.checked(name), address, token, encrypted)
-        return Subscription(name, job, timeout_seconds, find=lambda: source)
+        return Subscription(name, source.job, timeout_seconds, find=lambda: source, where=f"at {address}")
     return Subscription(name, job, timeout_seconds, find=lambda: Source.in_job(name, job))
 
 

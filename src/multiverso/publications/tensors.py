@@ -230,11 +230,12 @@ def _leaf(name: str, value: Any) -> Leaf:
         tensor = tensor.cpu().contiguous()
         dtype = str(tensor.dtype).removeprefix("torch.")
         return Leaf(dtype, tuple(tensor.shape), tensor.data_ptr(), tensor.numel() * tensor.element_size(), tensor)
+    called = repr(name) if name else "what is published"
     if isinstance(value, str | bytes) or value is None:
-        raise TypeError(f"{name!r} is {value!r:.80}: a publication is made of arrays and tensors")
+        raise TypeError(f"{called} is {value!r:.80}: a publication is made of arrays and tensors")
     array = np.ascontiguousarray(value).reshape(np.shape(value))
     if array.dtype.kind not in "biufc" and array.dtype.type.__module__ != "ml_dtypes":
-        raise TypeError(f"{name!r} is {array.dtype}: a publication is made of arrays of numbers")
+        raise TypeError(f"{called} is {array.dtype}: a publication is made of arrays of numbers")
     if not array.dtype.isnative:
         array = array.astype(array.dtype.newbyteorder("="))
     return Leaf(array.dtype.name, array.shape, array.__array_interface__["data"][0], array.nbytes, array)

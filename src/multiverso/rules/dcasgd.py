@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import math
 
+from multiverso.checks import fraction, not_negative, positive
 from multiverso.rules.asgd import asgd
 from multiverso.rules.rule import Rule
-from multiverso.updaters.checks import fraction, not_negative, positive
 
 _pull = asgd().pull
 

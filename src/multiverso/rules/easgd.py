@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from multiverso.checks import number
 from multiverso.rules.rule import Rule
 
 
@@ -26,6 +27,6 @@ def easgd(alpha: float) -> Rule:
             in synchronous mode workers and centre run away from each other when alpha x (workers + 1) is
             above 2.
     """
-    if not 0 < alpha <= 1:
+    if not 0 < number(alpha) <= 1:
         raise ValueError(f"alpha is a moving rate, above 0 and at most 1; got {alpha!r}")
     return Rule("easgd", _push, hyper=(float(alpha),))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from multiverso.checks import whole
 from multiverso.spec.modes import MODES
 from multiverso.spec.states import MOST_HYPER, states_of
 from multiverso.updaters import Updater, add
@@ -61,9 +62,7 @@ class Rule:
         if len(self.hyper) > MOST_HYPER:
             raise ValueError(f"a rule has at most {MOST_HYPER} hyperparameters; {self.name} has {len(self.hyper)}")
         for what in ("push_every", "pull_every"):
-            interval = getattr(self, what)
-            if isinstance(interval, bool) or not isinstance(interval, int) or interval < 1:
-                raise ValueError(f"{what} is a number of exchanges, 1 or more; got {interval!r}")
+            whole(getattr(self, what), what, 1)
 
     @property
     def shared(self) -> int:

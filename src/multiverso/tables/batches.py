@@ -14,11 +14,11 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from operator import index
 from types import EllipsisType
 
 import numpy as np
 
+from multiverso.checks import whole
 from multiverso.deadline import Deadline
 from multiverso.errors import NotInThisJobError, StartupError
 from multiverso.layout import words as at
@@ -275,12 +275,8 @@ def deal(
             finished when it asks for the next, and the loop's end does not wait for other workers.
     """
     given = {"n": (n, 0), "size": (size, 1), "seed": (seed, 0), "epoch": (0 if epoch is None else epoch, 0)}
-    for name, (value, least) in given.items():
-        if index(value) < least:
-            raise ValueError(f"{name} is a whole number, {least} or more; got {value!r}")
-    if not 0 <= index(ahead) <= MOST_AHEAD:
-        raise ValueError(f"ahead is a number of batches, 0 to {MOST_AHEAD}; got {ahead!r}")
+    n, size, seed, number = (whole(value, name, least) for name, (value, least) in given.items())
+    ahead = whole(ahead, "ahead", 0, MOST_AHEAD)
     if session not in _dealers:
         _dealers[session] = Dealer(session)
-    key, number = (index(n), index(size), index(seed)), None if epoch is None else index(epoch)
-    return _dealers[session].deal(session, key, number, index(ahead), timeout_seconds)
+    return _dealers[session].deal(session, (n, size, seed), None if epoch is None else number, ahead, timeout_seconds)

@@ -9,6 +9,7 @@ from typing import Any, overload
 import numpy as np
 import numpy.typing as npt
 
+from multiverso.checks import whole
 from multiverso.consistency.protocol import Call
 from multiverso.deadline import Deadline
 from multiverso.errors import NotInThisJobError
@@ -312,8 +313,7 @@ class TableHandler(HeldTable[Scalar]):
             ValueError: ``version`` is not a number of operations.
             WorkerLostError, NodeLostError, WaitTimeoutError: the wait could not end well.
         """
-        if isinstance(version, bool) or not isinstance(version, int) or version < 0:
-            raise ValueError(f"version is a number of operations, 0 or more; got {version!r}")
+        version = whole(version, "version", 0)
         self._ready(timeout_seconds)
         reached, what = self._how.version, f"version {version} of {self._name}"
         await_version(self._session, self._shard.base, lambda: reached() >= version, what, timeout_seconds)

@@ -6,6 +6,7 @@ from typing import Any, Generic, Protocol, Self, TypeVar
 
 import numpy as np
 
+from multiverso.checks import positive
 from multiverso.errors import ClosedError, MultiversoError
 from multiverso.in_process import InProcess
 from multiverso.runtime.session.session import Session
@@ -13,7 +14,6 @@ from multiverso.spec.states import check_numbers
 from multiverso.spec.table import TableSpec
 from multiverso.tables.convert import Array
 from multiverso.updaters import BY_NAME, Updater
-from multiverso.updaters.checks import positive
 
 
 class _Named(Protocol):

@@ -13,8 +13,8 @@ from typing import Literal
 
 import numpy as np
 
+from multiverso.checks import fraction, positive
 from multiverso.spec.states import State
-from multiverso.updaters.checks import fraction, positive
 from multiverso.updaters.updater import Updater
 
 

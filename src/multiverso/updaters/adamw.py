@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from multiverso.checks import not_negative
 from multiverso.updaters.adam import adam
-from multiverso.updaters.checks import not_negative
 from multiverso.updaters.decayed import decayed
 from multiverso.updaters.updater import Updater
 

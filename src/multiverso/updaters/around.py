@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from multiverso.updaters.checks import positive
+from multiverso.checks import positive
 
 Array = npt.NDArray[Any]
 _TINY = 1e-280  # squares below this have lost bits

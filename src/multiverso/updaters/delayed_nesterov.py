@@ -8,8 +8,8 @@ by their mean; each push by itself is applied at once, as a plain step.
 
 from __future__ import annotations
 
+from multiverso.checks import fraction, not_negative, positive, whole
 from multiverso.spec.states import State
-from multiverso.updaters.checks import fraction, positive
 from multiverso.updaters.updater import Updater
 
 
@@ -51,9 +51,8 @@ def delayed_nesterov(
         momentum: from 0, less than 1.
         activation: how much of the velocity each push applies before the N-th, from 0 to 1 / workers.
     """
-    if isinstance(workers, bool) or not isinstance(workers, int) or workers < 1:
-        raise ValueError(f"workers is a whole number, 1 or more; got {workers!r}")
-    if not 0 <= activation <= 1 / workers:
+    workers = whole(workers, "workers", 1)
+    if not_negative(activation, "activation") > 1 / workers:
         raise ValueError(f"the activation is from 0 to 1 / workers; got {activation!r} for {workers} workers")
     rate, beta, share = (positive(learning_rate, "learning rate"), fraction(momentum, "momentum"), float(activation))
     return Updater(

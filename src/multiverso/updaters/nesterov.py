@@ -3,8 +3,8 @@
 
 from __future__ import annotations
 
+from multiverso.checks import fraction, positive
 from multiverso.spec.states import State
-from multiverso.updaters.checks import fraction, positive
 from multiverso.updaters.updater import Updater
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 
 import math
 
+from multiverso.checks import fraction, positive
 from multiverso.spec.states import State
-from multiverso.updaters.checks import fraction, positive
 from multiverso.updaters.updater import Updater
 
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import math
 
+from multiverso.checks import not_negative, positive
 from multiverso.spec.states import State
-from multiverso.updaters.checks import not_negative, positive
 from multiverso.updaters.updater import Updater
 
 

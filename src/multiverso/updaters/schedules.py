@@ -5,13 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-from multiverso.updaters.checks import positive
-
-
-def _whole(value: int, what: str, least: int) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise ValueError(f"{what} is a whole number, {least} or more; got {value!r}")
-    return value
+from multiverso.checks import positive, whole
 
 
 def cosine(rate: float, steps: int, *, warmup: int = 0, least: float = 0.01) -> Callable[[int], float]:
@@ -26,8 +20,8 @@ def cosine(rate: float, steps: int, *, warmup: int = 0, least: float = 0.01) -> 
         least: what it falls to, as a part of ``rate``, above 0.
     """
     highest, lowest = positive(rate, "learning rate"), positive(least, "least part")
-    rise = _whole(warmup, "warmup", 0)
-    fall = _whole(steps, "steps", rise + 1) - rise
+    rise = whole(warmup, "warmup", 0)
+    fall = whole(steps, "steps", rise + 1) - rise
 
     def at(step: int) -> float:
         if step < rise:
@@ -47,5 +41,5 @@ def inverse_square_root(rate: float, warmup: int = 1) -> Callable[[int], float]:
         rate: the highest, above 0.
         warmup: 1 or more.
     """
-    highest, rise = positive(rate, "learning rate"), _whole(warmup, "warmup", 1)
+    highest, rise = positive(rate, "learning rate"), whole(warmup, "warmup", 1)
     return lambda step: highest * min((step + 1) / rise, math.sqrt(rise / (step + 1)))

@@ -9,8 +9,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+from multiverso.checks import positive
 from multiverso.updaters.around import Clip, Schedule, Transformation, WeightDecay
-from multiverso.updaters.checks import positive
 from multiverso.updaters.decayed import decayed
 from multiverso.updaters.updater import Updater
 

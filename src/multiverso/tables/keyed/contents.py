@@ -11,8 +11,8 @@ import numpy as np
 import numpy.typing as npt
 from msgspec.structs import replace
 
-from multiverso.kernels.keyed.passes import GONE
 from multiverso.errors import SnapshotError
+from multiverso.kernels.keyed.passes import GONE
 from multiverso.layout.keyed import MIXED, NO_ROW, at
 from multiverso.runtime.session.replacing import leaves_values
 from multiverso.spec.table import checked_count
@@ -95,8 +95,8 @@ class KeyedContents(HeldKeyedTable):
             loaded = self._memory.word("CONTINUES")
             if before and not whole and before[-1].run != run and loaded not in (MIXED, int(before[-1].run, 16)):
                 raise SnapshotError(
-                    f"{place} holds snapshots of another table or of another run, which this table was not loaded from: "
-                    "load them first, use another directory, or remove them by whole=True"
+                    f"{place} holds snapshots of another table or of another run, and this table was not loaded from "
+                    "them: load them first, use another directory, or remove them by whole=True"
                 )
             if whole or not before or before[-1].table != table:
                 before = []

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from itertools import repeat
-from operator import index
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from multiverso.checks import whole
 from multiverso.errors import RowIdError
 from multiverso.tables.convert import Array, as_numpy, readable
 
@@ -70,8 +70,7 @@ def keys(names: Any, *, seed: int = 0) -> Keys:
         if names.ndim != 1:
             raise TypeError(f"keys takes a one-dimensional array of names; got shape {names.shape}")
         names = names.tolist()
-    if isinstance(seed, bool) or not 0 <= index(seed) < 1 << 64:
-        raise ValueError(f"seed is a number from 0, less than 2^64; got {seed!r}")
+    seed = whole(seed, "seed", 0, (1 << 64) - 1)
     found = [name.encode() if isinstance(name, str) else name for name in names]
     if not all(issubclass(kind, bytes) for kind in set(map(type, found))):  # numbers and arrays have bytes to hash, too
         wrong = next(name for name in found if not isinstance(name, bytes))

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from multiverso.checks import positive, whole
 from multiverso.layout.keyed import MOST_STATES
 from multiverso.layout.words import CACHE_LINE, round_up
 from multiverso.spec.states import State, check_numbers, states_of
@@ -38,22 +39,16 @@ class Eviction:
     least_norm: float | None = None
 
     def __post_init__(self) -> None:
-        if self.idle_ticks is not None and not 1 <= _whole(self.idle_ticks, "idle_ticks") <= _MOST_IDLE:
-            raise ValueError(f"idle_ticks is from 1 to {_MOST_IDLE:,}; got {self.idle_ticks!r}")
-        if self.most_keys is not None and _whole(self.most_keys, "most_keys") < 1:
-            raise ValueError(f"most_keys is 1 or more; got {self.most_keys!r}")
+        if self.idle_ticks is not None:
+            whole(self.idle_ticks, "idle_ticks", 1, _MOST_IDLE)
+        if self.most_keys is not None:
+            whole(self.most_keys, "most_keys", 1)
         if self.by not in ("recency", "frequency"):
             raise ValueError(f"by is 'recency' or 'frequency'; got {self.by!r}")
-        if self.least_norm is not None and not (self.least_norm > 0 and np.isfinite(self.least_norm)):
-            raise ValueError(f"least_norm is above 0; got {self.least_norm!r}")
+        if self.least_norm is not None:
+            positive(self.least_norm, "least_norm")
         if self.idle_ticks is None and self.most_keys is None and self.least_norm is None:
             raise ValueError("an Eviction says what to evict: idle_ticks=, most_keys= or least_norm=")
-
-
-def _whole(value: Any, what: str) -> int:
-    if isinstance(value, bool) or not isinstance(value, int | np.integer):
-        raise ValueError(f"{what} is a whole number; got {value!r}")
-    return int(value)
 
 
 @dataclass(frozen=True)
@@ -97,9 +92,10 @@ class KeyedSpec:
         kind, scale = initial if isinstance(initial, tuple) and len(initial) == 2 else (initial, _SCALE)
         if isinstance(kind, int | float | np.number) and not isinstance(kind, bool) and not isinstance(initial, tuple):
             kind, scale = "constant", np.asarray(kind).item()
-        if kind not in KINDS or not isinstance(scale, int | float) or not np.isfinite(scale):
+        usable = isinstance(scale, int | float) and np.isfinite(scale) and (kind == "constant" or scale >= 0)
+        if kind not in KINDS or not usable:
             raise ValueError(
-                f"initial is a number, 'uniform', 'normal', or (kind, scale) with a finite scale; got {initial!r}"
+                f"initial is a number, 'uniform', 'normal', or (kind, scale) with a scale of 0 or more; got {initial!r}"
             )
         integer = np.dtype(dtype).kind == "i"
         with np.errstate(all="ignore"):
@@ -113,10 +109,7 @@ class KeyedSpec:
             raise ValueError(f"the rows of a table of {dtype} begin with numbers that it can hold; got {initial!r}")
         if isinstance(seed, bool) or not isinstance(seed, int | np.integer) or not -(2**63) <= seed < 2**63:
             raise ValueError(f"seed is an integer of at most 64 bits; got {seed!r}")
-        if not 1 <= _whole(admission, "admission") <= _MOST_ADDS:
-            raise ValueError(
-                f"admission is how many adds a key needs to get a row, from 1 to {_MOST_ADDS}; got {admission!r}"
-            )
+        admission = whole(admission, "admission", 1, _MOST_ADDS)
         if eviction is not None and not isinstance(eviction, Eviction):
             raise ValueError(f"eviction is an Eviction or None; got {eviction!r}")
         if integer and eviction is not None and eviction.least_norm is not None:
@@ -132,9 +125,7 @@ class KeyedSpec:
         hyper = tuple(map(float, updater.hyper))
         check_numbers(f"the updater {updater.name}", hyper, dtype)
         check_numbers(f"the updater {updater.name}", [state.initial for state in states], dtype)
-        return cls(
-            dim, dtype, kind, float(scale), int(seed), updater.name, hyper, states, name, int(admission), eviction
-        )
+        return cls(dim, dtype, kind, float(scale), int(seed), updater.name, hyper, states, name, admission, eviction)
 
     def part_of(self, hosts: int) -> KeyedSpec:
         """Returns what each of several hosts has of it: all, and as many keys as are its part of the most."""

@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from multiverso.compiling.on_demand import compile_update
+from multiverso.deadline import checked_seconds
 from multiverso.errors import NotInThisJobError, ShapeMismatchError
 from multiverso.runtime.session.current import current
 from multiverso.runtime.session.session import Session
@@ -262,7 +263,7 @@ class KeyedTable(KeyedContents):
         """
         self._session.check()
         this_call = Call(Evicting(self.ticks + 1))
-        evicted = self._calls.evict(this_call, _checked_seconds(seconds))
+        evicted = self._calls.evict(this_call, checked_seconds(seconds))
         self._calls.end(this_call)
         return evicted
 
@@ -284,7 +285,7 @@ class KeyedTable(KeyedContents):
         if self._spec.eviction is None:
             raise ValueError(f"{self!r} has no eviction; make it with eviction=Eviction(...), or remove(keys)")
         this_call = Call(Evicting(None))
-        evicted = self._calls.evict(this_call, None if seconds is None else _checked_seconds(seconds))
+        evicted = self._calls.evict(this_call, None if seconds is None else checked_seconds(seconds))
         self._calls.end(this_call)
         return evicted
 
@@ -317,9 +318,3 @@ class KeyedTable(KeyedContents):
             a sound table.
         """
         return self._passes.check()
-
-
-def _checked_seconds(seconds: float) -> float:
-    if not seconds >= 0:
-        raise ValueError(f"seconds is 0 or more; got {seconds!r}")
-    return seconds
