@@ -379,6 +379,35 @@ def test_a_replay_that_reads_more_often_than_the_record_is_told_so(tmp_path: Pat
     assert all("the recorded run ends here" in str(error) for error in errors), errors
 
 
+def test_a_replay_in_which_a_worker_does_less_is_told_so(tmp_path: Path) -> None:
+    """Worker 1 leaves early, staged or not; nobody waits for it until a deadline, or reads a round without it."""
+
+    def work(session: Session, reads: int, leaves_an_add: bool) -> Any:
+        table = mv.ArrayTableHandler(2, session=session)
+
+        def go() -> None:
+            for _ in range(reads):
+                table.add(np.full(2, 1 + session.worker_id))
+                table.get()
+
+        error = outcome(go)
+        if leaves_an_add and session.worker_id == 1:
+            table.add(np.ones(2))
+        return error
+
+    together(lambda session: work(session, 6, leaves_an_add=False), 3, sync=True, quorum=3, record=tmp_path)
+    for leaves_an_add in (False, True):
+        errors = together(
+            lambda session: work(session, 2 if session.worker_id == 1 else 6, leaves_an_add),  # noqa: B023
+            3,
+            sync=True,
+            quorum=3,
+            replay=tmp_path,
+        )
+        assert errors[1] is None
+        assert all("worker 1 has left before a round" in str(errors[worker]) for worker in (0, 2)), errors
+
+
 def test_a_worker_that_is_killed_leaves_no_record(tmp_path: Path) -> None:
     (tmp_path / "table-1.worker-0.json").write_text("of a run before")
     text = f"""

@@ -22,7 +22,7 @@ from multiverso.errors import MultiversoError
 from multiverso.kernels import quorum
 from multiverso.kernels.codes import DONE, TIMED_OUT
 from multiverso.layout import words as at
-from multiverso.memory.words import load64
+from multiverso.memory.words import load32, load64
 from multiverso.turns import turn
 
 _STEPS, _GRACE_OF_STEP = 9, 0.1  # for "auto": of how many steps the median is taken, and which part of it
@@ -81,7 +81,7 @@ class QuorumRounds(Synchronous):
         """What was added since the last read goes into the others' next round."""
         self._note()
         end = Deadline.after(_LEAVE_SECONDS)
-        while self._progress[at.ROUND_STAGED] and not self._may_come() and not end.passed:
+        while self._progress[at.ROUND_STAGED] and not (self._may_come() or self._left_too_soon() or end.passed):
             time.sleep(_LOOK_SECONDS)
         left_to = quorum.leave.compiled()(self._control, self._base, self._me, self._progress)
         if left_to:
@@ -99,6 +99,7 @@ class QuorumRounds(Synchronous):
         def come() -> int:
             self._note()  # of a call that raised in the last moment
             if not self._may_come():
+                self._refuse_without(self._left_too_soon())
                 time.sleep(_LOOK_SECONDS)
                 return TIMED_OUT
             if self._steps is not None and self._read_at and not self._progress[at.ROUND_OPEN]:
@@ -116,6 +117,10 @@ class QuorumRounds(Synchronous):
                 f"the recorded run ends here for worker {self._me}: it has read {self.access.name} {done} times in it"
             )
         super()._read(reading, come, deadline)
+        if self._plan is not None:
+            joins, gets = self._plan.reads[done]
+            rounds = range(joins, gets + 1)
+            self._refuse_without([w for n in rounds for w in self._gone(int(self._plan.rounds[n, 0]), n, at.INCLUDED)])
 
     def _may_come(self) -> bool:
         """In a replay: whether this worker's next round is open, and all have read who read the values before it.
@@ -129,9 +134,33 @@ class QuorumRounds(Synchronous):
         members, readers = (int(word) for word in self._plan.rounds[[joins, joins - 1], [0, 1]])
         self._progress[at.ROUND_NEEDED], self._progress[at.ROUND_OF] = members.bit_count(), 0
         self._progress[at.ROUND_GRACE], self._progress[at.ROUND_GETS] = 0, gets
-        lines = self._base + load64(self._base + at.LINES)
-        folded = (load64(lines + at.LINE_STRIDE * w + at.FOLDED) for w in range(self._workers) if readers >> w & 1)
+        folded = (self._word(w, at.FOLDED) for w in range(self._workers) if readers >> w & 1)
         return self.version() == joins - 1 and min(folded, default=joins) >= joins - 1
+
+    def _left_too_soon(self) -> list[int]:
+        """Of a replay that waits: the workers that have left before they did what it waits for."""
+        assert self._plan is not None
+        last = self.version()
+        members, readers = (int(word) for word in self._plan.rounds[[last + 1, last], [0, 1]])
+        return self._gone(members, last + 1, at.STAGED) + self._gone(readers, last, at.FOLDED)
+
+    def _gone(self, workers: int, number: int, word: int) -> list[int]:
+        """Those of the workers, a bit each, that have left, or died, with a word of theirs below a round's number."""
+        some = [w for w in range(self._workers) if workers >> w & 1]
+        blocks = {w: self._control + at.worker_block(w) for w in some}
+        left = [w for w in some if load32(blocks[w] + at.PARTICIPATION) == at.LEFT]
+        died = [w for w in some if load32(blocks[w] + at.LIVENESS) in (at.LOST, at.GONE)]
+        return [w for w in sorted({*left, *died}) if self._word(w, word) < number]
+
+    def _word(self, worker: int, word: int) -> int:
+        return load64(self._base + load64(self._base + at.LINES) + at.LINE_STRIDE * worker + word)
+
+    def _refuse_without(self, gone: list[int]) -> None:
+        if gone:
+            raise MultiversoError(
+                f"the recorded run cannot be repeated any further: worker {gone[0]} has left before a round of "
+                f"{self.access.name} in which it was; replay the same program, with as many steps"
+            )
 
     def _note(self) -> None:
         if self._record is not None and len(self._reads) < self._progress[at.ROUND_READS]:
