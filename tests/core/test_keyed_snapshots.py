@@ -215,3 +215,9 @@ def test_it_is_exported_to_parquet(alone: Session, tmp_path: Path) -> None:
     table.export(tmp_path / "t.parquet")
     read = parquet.read_table(tmp_path / "t.parquet").to_pydict()
     assert read == {"key": [-6, 5], "values": [[3.0, 4.0], [1.0, 2.0]]}
+
+
+def test_rows_of_new_keys_that_begin_otherwise_are_said(alone: Session, tmp_path: Path) -> None:
+    mv.KeyedTable(2, initial="normal", seed=1, session=alone).save(tmp_path / "t")
+    with pytest.warns(UserWarning, match=r"do not begin as they did.*'seed': 1} there.*'seed': 2} here"):
+        mv.KeyedTable(2, initial="normal", seed=2, session=alone).load(tmp_path / "t")

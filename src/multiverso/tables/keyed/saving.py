@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import warnings
 from dataclasses import asdict
 
 import msgspec
@@ -95,6 +96,13 @@ def load(path: str | os.PathLike[str], spec: KeyedSpec) -> Content:
     for what in ("dim", "dtype", "updater", "states"):
         if not isinstance(saved, dict) or saved.get(what) != asked[what]:
             raise SnapshotError(f"{path} holds a keyed table whose {what} is not {asked[what]!r}; nothing was changed")
+    begins = [{what: of.get(what) for what in ("kind", "scale", "seed")} for of in (saved, asked)]
+    if begins[0] != begins[1]:
+        warnings.warn(
+            f"keys without a row do not begin as they did in the table that is loaded: {begins[0]} there, {begins[1]} "
+            "here (initial=, seed=)",
+            stacklevel=2,
+        )
     return replace(_content(path, spec, arrays), ticks=ticks)
 
 
