@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
@@ -129,12 +130,28 @@ def test_whoever_is_killed_ends_the_job_with_its_name(tmp_path: Path, how: str, 
         assert "on host-1) died" in done.stdout
 
 
+def test_events_are_those_of_one_job(tmp_path: Path) -> None:
+    done = run("--hosts", 2, "-n", 3, "--json", program(tmp_path, ADDING))
+    events = [json.loads(line) for line in done.stdout.splitlines()]
+    assert done.returncode == 0, done.stderr
+    assert {event["worker"] for event in events if event["event"] == "line"} == {0, 1, 2}
+    assert {event["host"] for event in events if event["event"] == "exit"} == {"host-0", "host-1"}
+    (summary,) = (event for event in events if event["event"] == "summary")
+    assert summary is events[-1]
+    assert (summary["reason"], summary["exit_code"], summary["failed_worker"]) == ("finished", 0, None)
+    assert [(one["worker"], one["code"]) for one in summary["workers"]] == [(0, 0), (1, 0), (2, 0)]
+    assert [(one["host"], one["code"]) for one in summary["hosts"]] == [("host-0", 0), ("host-1", 0)]
+    done = run("--hosts", 2, "-n", 2, "--grace", 30, "--json", program(tmp_path, DYING), "code")
+    summary = json.loads(done.stdout.splitlines()[-1])
+    assert (done.returncode, summary["exit_code"], summary["failed_worker"]) == (7, 7, 1)
+    assert next(one for one in summary["workers"] if one["worker"] == 1)["host"] == "host-1"
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
         (("--hosts", 3, "-n", 2), "2 worker(s) cannot be spread over 3 hosts"),
         (("--hosts", 0, "-n", 2), "the number of hosts must be from 1"),
-        (("--hosts", 2, "-n", 2, "--json"), "--json works on one host only yet"),
         (("--hosts", 2, "-n", 2, "--wire", "int9"), "a wire format is one of"),
         (("-n", 2, "--every", "3"), "--every: useful between hosts only"),
         (("--hosts", 2, "-n", 2, "--port", 99_999), "99999 is not in the range"),

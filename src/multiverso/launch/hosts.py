@@ -15,18 +15,21 @@ import uuid
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import replace
+from functools import partial
 
 from multiverso.errors import StartupError
 from multiverso.hosts.control.connections import say_absent
 from multiverso.hosts.roster import ROSTER_VARIABLE, spread
 from multiverso.hosts.values.options import VARIABLES, in_environment
 from multiverso.launch._ssh import FAILED as SSH_FAILED
+from multiverso.launch.host_events import HostEvents
 from multiverso.launch.job import Job
 from multiverso.launch.options import RunOptions, check
 from multiverso.launch.output import Output
 from multiverso.launch.place import JOB_VARIABLE
 from multiverso.launch.plan import HostPlan
 from multiverso.launch.processes import WorkerCommand
+from multiverso.launch.reports import JsonReport
 from multiverso.launch.restarting import Ended, Replacements, Starts
 from multiverso.launch.results import JobResult, WorkerExit
 from multiverso.launch.signals import Signals, let_signals_end_us
@@ -63,12 +66,13 @@ def launch_on_hosts(options: RunOptions) -> int:
     """
     check(options)
     assert options.hosts is not None
-    if options.json:
-        raise StartupError("--json works on one host only yet: leave it out, or leave --hosts out.")
     in_environment(**options.exchange)  # refused now, where it means nothing
     with Signals() as signals:
         starts = Starts(options.max_restarts, options.timeout_seconds, signals)
-        ended = starts.run(lambda: _start(options, starts), lambda: _say(starts.words()))
+        report = JsonReport(unbuffered(sys.stdout)) if options.json else None
+        ended = starts.run(
+            lambda: _start(options, starts), lambda: report.restarting(starts) if report else _say(starts.words())
+        )
     if ended.result.reason != "signal":
         let_signals_end_us()
     ended.tell()
@@ -82,8 +86,8 @@ def _start(options: RunOptions, starts: Starts) -> Ended:
         environ = {**os.environ, **in_environment(**options.exchange), JOB_VARIABLE: job_id}
         commands = host_commands(options, plan, starts.environ(environ, options.resume))
         roster = plan.roster
-        shown = _Shown(roster.names)
-        output = Output(shown)
+        shown = HostEvents(roster.names, unbuffered(sys.stdout)) if options.json else _Shown(roster.names)
+        say, output = shown.say, Output(shown)
         replacements = Replacements(options.replace)
 
         def lost(end: WorkerExit) -> bool:
@@ -91,7 +95,7 @@ def _start(options: RunOptions, starts: Starts) -> Ended:
 
         def ended(end: WorkerExit) -> None:
             if lost(end) and options.on_failure == "continue":
-                _say(f"{roster.names[end.worker_id]} was lost; the others continue.")
+                say(f"{roster.names[end.worker_id]} was lost; the others continue.")
             if end.failed and end.worker_id and options.on_failure == "continue":
                 absent = (roster, end.worker_id, "it ended before it had begun")  # if it has not
                 threading.Thread(target=say_absent, args=absent, daemon=True).start()
@@ -107,7 +111,7 @@ def _start(options: RunOptions, starts: Starts) -> Ended:
                 anew = replace(roster.on(host), times_replaced=times_replaced[host]).as_text()
                 environ = {**commands[host].environ, ROSTER_VARIABLE: anew}
                 commands[host] = replace(commands[host], environ=environ)
-                _say(f"{roster.names[host]} (pid {end.pid}) was lost; it is started again ({replacements}).")
+                say(f"{roster.names[host]} (pid {end.pid}) was lost; it is started again ({replacements}).")
             return seconds
 
         told_at = math.inf
@@ -121,7 +125,7 @@ def _start(options: RunOptions, starts: Starts) -> Ended:
             if time.monotonic() > told_at > 0:
                 told_at = 0.0
                 late = " and ".join(roster.names[host] for host in job.running)
-                _say(f"{roster.names[0]} has ended, and {late} not yet, which is waited for: Ctrl-C ends it.")
+                say(f"{roster.names[0]} has ended, and {late} not yet, which is waited for: Ctrl-C ends it.")
 
         times_replaced = [0] * roster.hosts
         job = Job(
@@ -129,7 +133,7 @@ def _start(options: RunOptions, starts: Starts) -> Ended:
             on_exit=ended,
             on_look=look,
             again=again,
-            on_trouble=_say,
+            on_trouble=say,
             marker=f"{JOB_VARIABLE}={job_id}",
             output=output,
             on_failure=options.on_failure,
@@ -138,8 +142,10 @@ def _start(options: RunOptions, starts: Starts) -> Ended:
         )
         result = job.run(starts.seconds_left, signals=starts.signals)
         for text in shown.folded():
-            _say(text)
+            say(text)
         code = culprit_of(result.exits).code if result.reason == "failed" else result.exit_code
+        if isinstance(shown, HostEvents):
+            return Ended(result, code, partial(shown.finished, result, code, culprit_of(result.exits)))
         return Ended(result, code, lambda: tell_end(options, result, roster.names, output.last_words))
 
 
@@ -212,6 +218,7 @@ def _arguments(options: RunOptions) -> list[str]:
         *(("--gpus", options.gpus) if options.gpus else ()),
         *(("--bind",) if options.bind else ()),
         *(("--log-dir", str(options.log_dir)) if options.log_dir else ()),
+        *(("--json",) if options.json else ()),
         *(("--page",) if options.page else ()),
         *(("--summary",) if options.summary else ()),
         *(("--history", str(options.history)) if options.history else ()),
@@ -236,6 +243,11 @@ def culprit_of(exits: Sequence[WorkerExit]) -> WorkerExit:
     return min(exits, key=order)
 
 
+def _say(text: str) -> None:
+    with suppress(OSError):  # a full disk, or no reader: neither ends a job, nor takes its exit code away
+        write_all(unbuffered(sys.stderr), f"multiverso: {text}\n".encode())
+
+
 class _Shown:
     """Passes on what the hosts' launchers write, which has their workers' numbers already.
 
@@ -255,6 +267,8 @@ class _Shown:
         if shown:
             write_all(unbuffered(sys.stdout if stream == "stdout" else sys.stderr), shown)
 
+    say = staticmethod(_say)
+
     def _is_repeated(self, host: int, line: bytes) -> bool:
         if not line.startswith(NODE_SAYS.encode()):
             return False
@@ -273,8 +287,3 @@ class _Shown:
             for line, (_, *others) in self._said.items()
             if others
         ]
-
-
-def _say(text: str) -> None:
-    with suppress(OSError):  # a full disk, or no reader: neither ends a job, nor takes its exit code away
-        write_all(unbuffered(sys.stderr), f"multiverso: {text}\n".encode())

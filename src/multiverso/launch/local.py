@@ -48,7 +48,7 @@ def _launch(options: RunOptions, place: Place) -> int:
     program = program_of(options)
     devices = choose_gpus(options.gpus, os.environ) if options.gpus else []
     logs = log_files(options, place.workers)
-    report = JsonReport(unbuffered(sys.stdout)) if options.json else TextReport(options)
+    report = JsonReport(unbuffered(sys.stdout), place.name) if options.json else TextReport(options)
     workers = options.workers_num
     if devices and len(devices) < workers:
         report.warn(f"{workers} workers share {len(devices)} GPU(s).")

@@ -105,15 +105,17 @@ class JsonReport(_Noticing):
 
     Args:
         stdout: where to.
+        host: the name of this host, in a job on several; each event has it.
 
     Attributes:
         output: what reads the workers' output, once there is one; our own words come between its lines.
         sink: where that output goes.
     """
 
-    def __init__(self, stdout: BinaryIO) -> None:
+    def __init__(self, stdout: BinaryIO, host: str = "") -> None:
         self.sink: Sink = json_sink(stdout)
         self._stdout = stdout
+        self._of = {"host": host} if host else {}
 
     says_more = False
 
@@ -162,12 +164,12 @@ class JsonReport(_Noticing):
         )
 
     def _write(self, event: str, **fields: object) -> None:
-        self._notice(lambda: write_event(self._stdout, event, **fields))
+        self._notice(lambda: write_event(self._stdout, event, **self._of, **fields))
 
 
 def _exit_fields(end: WorkerExit) -> dict[str, object]:
     fields = asdict(end)
-    del fields["host"]  # such a job is on one
+    del fields["host"]  # the event has it
     return {"worker": fields.pop("worker_id"), **fields, "seconds": round(end.seconds, 3)}
 
 
