@@ -202,6 +202,17 @@ def test_top_is_live_until_ctrl_c() -> None:
     assert running.ctrl_c() == 0
 
 
+def test_keys_change_what_top_shows() -> None:
+    running = OnTerminal(command("top", "--interval", "60"), TERM="xterm", COLUMNS="200", LINES="3")
+    running.read_until(b"s: the slowest first")
+    for key, shown in ((b"s", b"s: by number"), (b"\x1b[B", b"s: by number"), (b"s", b"s: the slowest first")):
+        number = running.seen.count(shown) + 1
+        os.write(running.terminal, key)
+        running.read_until(shown, number=number)
+    os.write(running.terminal, b"q")
+    assert running.end() == 0
+
+
 def test_top_without_a_job_and_with_nonsense() -> None:
     table = "Num RefCount Protocol Flags Type St Inode Path\n0: 00000002 0 00010000 0005 01 7 @multiverso-a b\n"
     table += "0: 00000003 0 00000000 0005 03 8 @multiverso-c\n0: 00000002 0 00010000 0001 01 9 /run/x\n"

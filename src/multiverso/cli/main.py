@@ -224,7 +224,9 @@ def doctor(as_json: bool, hosts: str | None, ssh: str, port: int, probe: bool) -
     help="Which worker comes first: the lowest, or the one that the others wait for.",
 )
 def top(once: bool, as_json: bool, interval: float, job: str | None, sort: str) -> None:
-    """Show the running jobs of this user, live: workers, what they wait for, tables. Ctrl-C ends it.
+    """Show the running jobs of this user, live: workers, what they wait for, tables.
+
+    Keys: q (or Ctrl-C) ends it, s sorts by what is slow, the arrows and page keys show further lines.
 
     Of each worker: operations a second, now and over the last looks, how many pushes of others come between its reads
     (stale), how many operations it is behind the one that has done most (lag), how long it has waited, how long others

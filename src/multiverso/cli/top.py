@@ -2,16 +2,16 @@
 
 import itertools
 import json
-import shutil
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
 import click
 
+from multiverso.cli.screen import draw, rows, screen
 from multiverso.columns import in_columns
 from multiverso.errors import StartupError
 from multiverso.watching.history import History
@@ -20,11 +20,12 @@ from multiverso.watching.snapshot import Observer, Snapshot, Worker
 from multiverso.watching.units import duration, size
 
 _STATE_COLOURS = {"alive": "green", "lost": "red"}
-# A screen of its own, without a cursor, where lines that are too long are cut off; and back.
-_ENTER_SCREEN, _LEAVE_SCREEN = "\x1b[?1049h\x1b[?25l\x1b[?7l", "\x1b[?7h\x1b[?25h\x1b[?1049l"
-_FIRST_LINE, _CLEAR_LINE, _CLEAR_BELOW = "\x1b[H", "\x1b[K", "\x1b[J"
 _BARS = " ▁▂▃▄▅▆▇█"
 _SPARK = 16  # looks
+_KEYS = {
+    "worker": "q ends   s: the slowest first   up, down: further lines",
+    "slow": "q ends   s: by number   up, down: further lines",
+}
 
 
 @dataclass(frozen=True)
@@ -76,26 +77,29 @@ def show_jobs(*, once: bool, as_json: bool, interval_seconds: float, job: str | 
     if once or not sys.stdout.isatty():  # what reads us waits for our end
         click.echo(render([Job().see(status) for status in chosen(find_jobs(), job)], sort))
         return 0
+    with suppress(KeyboardInterrupt):
+        _keep_showing(job, interval_seconds, sort)
+    return 0
+
+
+def _keep_showing(job: str | None, interval_seconds: float, sort: str) -> None:
     seen: dict[str, Job] = {}
-    try:
-        with _screen():
-            while True:
+    first, look_at = 0, 0.0
+    with screen() as key:
+        while True:
+            if time.monotonic() >= look_at:
                 found = {status["address"]: status for status in chosen(find_jobs(), job)}
                 seen = {address: seen.get(address, Job()).see(status) for address, status in found.items()}
-                lines = render(list(seen.values()), sort).splitlines()[: shutil.get_terminal_size().lines - 1]
-                click.echo(_FIRST_LINE + "".join(f"{line}{_CLEAR_LINE}\n" for line in lines) + _CLEAR_BELOW, nl=False)
-                time.sleep(interval_seconds)
-    except KeyboardInterrupt:
-        return 0
-
-
-@contextmanager
-def _screen() -> Iterator[None]:
-    click.echo(_ENTER_SCREEN, nl=False)
-    try:
-        yield
-    finally:
-        click.echo(_LEAVE_SCREEN, nl=False)
+                look_at = time.monotonic() + interval_seconds
+            lines = render(list(seen.values()), sort).splitlines()
+            first = max(0, min(first, len(lines) - rows()))
+            draw(lines[first:], click.style(_KEYS[sort], dim=True))
+            pressed = key(max(0.0, look_at - time.monotonic()))
+            if pressed in ("q", "escape"):
+                return
+            if pressed == "s":
+                sort = "worker" if sort == "slow" else "slow"
+            first += {"up": -1, "k": -1, "down": 1, "j": 1, "page up": -rows(), "page down": rows()}.get(pressed, 0)
 
 
 def render(jobs: list[Job], sort: str = "worker") -> str:

@@ -1,0 +1,58 @@
+"""A whole terminal for what changes all the time, and the keys that are pressed meanwhile."""
+
+import os
+import select
+import shutil
+import sys
+import termios
+import time
+import tty
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+
+import click
+
+# A screen of its own, without a cursor, where lines that are too long are cut off; and back.
+_ENTER, _LEAVE = "\x1b[?1049h\x1b[?25l\x1b[?7l", "\x1b[?7h\x1b[?25h\x1b[?1049l"
+_FIRST_LINE, _CLEAR_LINE, _CLEAR_BELOW = "\x1b[H", "\x1b[K", "\x1b[J"
+_NAMED = {b"\x1b[A": "up", b"\x1b[B": "down", b"\x1b[5~": "page up", b"\x1b[6~": "page down", b"\x1b": "escape"}
+
+
+def rows() -> int:
+    """Returns how many lines can be seen, beside the last one."""
+    return max(1, shutil.get_terminal_size().lines - 1)
+
+
+def draw(lines: Sequence[str], last: str) -> None:
+    """Shows lines from the top on, and one at the bottom."""
+    shown = [*lines[: rows()], *[""] * (rows() - len(lines))]
+    click.echo(_FIRST_LINE + "".join(f"{line}{_CLEAR_LINE}\n" for line in shown) + last + _CLEAR_BELOW, nl=False)
+
+
+@contextmanager
+def screen() -> Iterator[Callable[[float], str]]:
+    """Takes the terminal for as long as the block lasts.
+
+    Yields:
+        What waits so many seconds for a key: returns its letter or its name; nothing, when none was pressed.
+    """
+    keyboard = sys.stdin.fileno() if sys.stdin.isatty() else None
+    before = termios.tcgetattr(keyboard) if keyboard is not None else None
+
+    def key(seconds: float) -> str:
+        if keyboard is None:
+            time.sleep(seconds)
+        elif select.select([keyboard], [], [], seconds)[0]:
+            pressed = os.read(keyboard, 16)
+            return _NAMED.get(pressed, pressed.decode(errors="replace"))
+        return ""
+
+    click.echo(_ENTER, nl=False)
+    try:
+        if keyboard is not None:
+            tty.setcbreak(keyboard)
+        yield key
+    finally:
+        if keyboard is not None and before is not None:
+            termios.tcsetattr(keyboard, termios.TCSADRAIN, before)
+        click.echo(_LEAVE, nl=False)
