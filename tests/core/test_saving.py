@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,6 +17,7 @@ from safetensors.numpy import load_file, save_file
 
 import multiverso as mv
 from multiverso.errors import SnapshotError
+from multiverso.files.opening import sha256_of, write_whole
 from multiverso.runtime import Node, Session
 from multiverso.updaters import Updater
 
@@ -200,3 +203,23 @@ def test_a_number_is_no_path_to_load_from(alone: Session) -> None:
         with pytest.raises(SnapshotError, match="PathLike"):
             table.load(file.fileno())  # type: ignore[arg-type]
         assert os.fstat(file.fileno())
+
+
+def test_what_takes_long_says_how_far_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("multiverso.saying._FIRST_SECONDS", 0.0)
+    monkeypatch.setattr("multiverso.saying._NEXT_SECONDS", 0.0)
+    monkeypatch.setattr("multiverso.files.opening._SLICE_BYTES", 1000)
+    monkeypatch.setattr("multiverso.files.opening._LARGE_BYTES", 4000)
+    content = os.urandom(5500)
+    for pieces in (content, [content[:10], memoryview(content)[10:]]):
+        write_whole(tmp_path / "large", pieces)
+        assert (tmp_path / "large").read_bytes() == content
+    assert sha256_of(tmp_path / "large") == hashlib.sha256(content).hexdigest()
+    said = capsys.readouterr().err.splitlines()
+    assert len(said) == 5 + 6 + 5  # slices, less the last
+    assert re.fullmatch(r"multiverso: writing .*/large: 0\.0 of 0\.0 GB, about 0 s left", said[0])
+    assert "reading" in said[-1]
+    write_whole(tmp_path / "small", b"a" * 999)
+    assert capsys.readouterr().err == ""

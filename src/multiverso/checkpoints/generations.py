@@ -19,8 +19,9 @@ import re
 from collections.abc import Iterable
 
 from multiverso.checkpoints.manifests import Generation, Receipts, damage, read_generations, write_generations
-from multiverso.checkpoints.stores import Store, sha256_of
+from multiverso.checkpoints.stores import Store
 from multiverso.errors import SnapshotError
+from multiverso.files.opening import sha256_of
 from multiverso.saying import say
 
 _GENERATION = re.compile(r"generation-(\d+)")

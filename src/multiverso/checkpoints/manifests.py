@@ -7,9 +7,9 @@ from typing import Annotated
 
 import msgspec
 
-from multiverso.checkpoints.stores import Store, sha256_of
+from multiverso.checkpoints.stores import Store
 from multiverso.errors import SnapshotError
-from multiverso.files.opening import open_plain
+from multiverso.files.opening import open_plain, sha256_of
 from multiverso.files.parsing import Count, FileName, FileNameOrNone, Number, Sha256, parse, read_record
 
 MANIFEST = "manifest.json"

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from multiverso.checkpoints.manifests import Generation
-from multiverso.checkpoints.stores import PathLike, Store, sha256_of
+from multiverso.checkpoints.stores import PathLike, Store
 from multiverso.checkpoints.trees import Tree, as_bytes, digest, read_tree
+from multiverso.files.opening import sha256_of
 
 
 class Table(Protocol):

@@ -9,8 +9,9 @@ from pathlib import Path
 from multiverso.checkpoints.generations import check_tables, commit_generation, discard, refuse_strangers, remove_others
 from multiverso.checkpoints.manifests import Generation, Receipts, read_generations
 from multiverso.checkpoints.parts import Packed, Parts, Table, write_part, write_tables
-from multiverso.checkpoints.stores import PathLike, make_usable, open_store, sha256_of
+from multiverso.checkpoints.stores import PathLike, make_usable, open_store
 from multiverso.errors import SnapshotError
+from multiverso.files.opening import sha256_of
 from multiverso.runtime import Session
 from multiverso.runtime.collective.agreement import Together
 

@@ -102,12 +102,6 @@ def make_usable(store: Store) -> None:
         raise SnapshotError(f"nothing can be saved in {store}: {error}") from error
 
 
-def sha256_of(path: Path) -> str:
-    """Returns the SHA-256 of a file's bytes."""
-    with open_plain(path) as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
 class Directory:
     """A directory of a file system that all workers see."""
 

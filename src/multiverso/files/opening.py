@@ -9,6 +9,7 @@ import contextlib
 import errno
 import fcntl
 import grp
+import hashlib
 import os
 import pwd
 import re
@@ -20,11 +21,13 @@ from pathlib import Path
 from typing import BinaryIO
 
 from multiverso.files import users
+from multiverso.saying import Progress
 
 Buffer = bytes | bytearray | memoryview
 PathLike = str | os.PathLike[str]
 _SECRET_MODE = 0o600
 _LOOK_SECONDS = 0.02
+_SLICE_BYTES, _LARGE_BYTES = 128 << 20, 1 << 30
 _WRITABLE_BY_OTHERS = stat.S_IWGRP | stat.S_IWOTH
 
 
@@ -87,8 +90,9 @@ def write_whole(path: PathLike, content: Buffer | Iterable[Buffer], *, mode: int
     try:
         _remove_leftovers(target)
         with _temporary(target, mode) as file:
-            for piece in pieces:
-                file.write(piece)
+            _write(
+                file, [memoryview(piece).cast("B") for piece in pieces if memoryview(piece).nbytes], f"writing {target}"
+            )
             file.flush()
             os.fsync(file)
             if replace:
@@ -183,6 +187,21 @@ def open_plain(path: PathLike, flags: int = 0) -> Iterator[BufferedReader]:
         if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
             raise OSError(errno.EINVAL, "this is not a plain file", path)
         yield file
+
+
+def sha256_of(path: PathLike) -> str:
+    """Returns the SHA-256 of a file's bytes.
+
+    Raises:
+        OSError: as `open_plain`.
+    """
+    found = hashlib.sha256()
+    with open_plain(path) as file:
+        progress = Progress(f"reading {os.fspath(path)}", os.fstat(file.fileno()).st_size)
+        while part := file.read(_SLICE_BYTES):
+            found.update(part)
+            progress.add(len(part))
+    return found.hexdigest()
 
 
 def path_of(file: BinaryIO) -> str:
@@ -313,6 +332,18 @@ def _open(path: PathLike, flags: int, mode: int = 0) -> BinaryIO:
     """Opens a file to write to it, never what a link leads to. An object: an interrupt at any moment closes it."""
     flags |= os.O_NOFOLLOW | os.O_CLOEXEC
     return open(path, "wb", opener=lambda name, _: os.open(name, flags, mode))
+
+
+def _write(file: BinaryIO, pieces: list[memoryview], what: str) -> None:
+    nbytes = sum(piece.nbytes for piece in pieces)
+    progress = Progress(what, nbytes)
+    for piece in pieces:
+        for start in range(0, piece.nbytes, _SLICE_BYTES):
+            part = piece[start : start + _SLICE_BYTES]
+            file.write(part)
+            if nbytes >= _LARGE_BYTES:  # what only waits for the disk is not done
+                os.fdatasync(file)
+            progress.add(part.nbytes)
 
 
 def _read(file: BinaryIO, most_bytes: int) -> bytes:

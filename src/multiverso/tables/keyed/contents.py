@@ -173,8 +173,12 @@ class KeyedContents(HeldKeyedTable):
 
     def _replace(self, keys: Keys, parts: Iterable[Content]) -> None:
         """Makes the table hold what was saved, and nothing else."""
+        keys = np.sort(keys)
         for some, _, kinds in self._passes.entries(_MOST_AT_ONCE):
-            self._remove(np.setdiff1d(some[kinds != GONE], keys))
+            there = some[kinds != GONE]
+            places = np.searchsorted(keys, there)
+            places[places == keys.size] = 0
+            self._remove(there[keys[places] != there] if keys.size else there)
         for content in parts:
             self._calls.set_word(at.TICK, content.ticks)  # before the rows: on other hosts they count as used now
             self._calls.overwrite(content.keys, content.rows)

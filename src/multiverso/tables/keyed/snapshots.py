@@ -164,8 +164,7 @@ def read(directory: Path, spec: KeyedSpec) -> Content:
     for snapshot in snapshots:
         path = directory / snapshot.file
         try:
-            with files.open_plain(path) as file:
-                digest = hashlib.file_digest(file, "sha256").hexdigest()
+            digest = files.sha256_of(path)
         except OSError as error:
             raise SnapshotError(f"snapshot {snapshot.number} is missing: {error}") from error
         if digest != snapshot.sha256:
