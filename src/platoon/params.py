@@ -6,12 +6,14 @@ other (on a GPU, transposed, 16-bit) is copied into a buffer before an exchange 
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from numpy.lib.array_utils import byte_bounds
 
 from platoon.util import PlatoonError
 
@@ -60,7 +62,22 @@ def adapt(parameters: Any) -> list[Parameter]:
         parameters = parameters.weights  # a Keras model
     elif _kind(parameters) is not None or not isinstance(parameters, Iterable):
         parameters = [parameters]
-    return [_adapt(parameter) for parameter in parameters]
+    given = list(parameters)
+    _refuse_tied(given)
+    return [_adapt(parameter) for parameter in given]
+
+
+def _refuse_tied(parameters: list[Any]) -> None:
+    """What lies in the same memory would be changed once for each time that it is listed."""
+    seen = {id(parameter): number for number, parameter in enumerate(parameters)}
+    for number, parameter in enumerate(parameters):
+        if seen[id(parameter)] != number:
+            raise PlatoonError(f"parameters {number} and {seen[id(parameter)]} are the same one: list it once")
+    arrays = [(number, *byte_bounds(one), one) for number, one in enumerate(parameters) if isinstance(one, np.ndarray)]
+    arrays.sort(key=lambda each: each[1])
+    for (number, _, end, one), (other, begin, _, another) in itertools.pairwise(arrays):
+        if begin < end and np.shares_memory(one, another):
+            raise PlatoonError(f"parameters {number} and {other} share memory: list the array that holds both")
 
 
 def _kind(parameter: Any) -> Callable[[Any], Parameter] | None:

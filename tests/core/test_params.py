@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import numpy as np
 import pytest
 from core_support import together
 
+import multiverso as mv
 from multiverso.params import SharedParams
 from multiverso.runtime import Session
 
@@ -32,6 +34,30 @@ def test_a_manager_that_never_exchanged_says_so_at_the_end(
     told = capfd.readouterr().err.splitlines()
     expected = workers if what == "nothing" and workers > 1 else 0
     assert len([line for line in told if "never exchanged" in line]) == expected
+
+
+@pytest.mark.parametrize("sync", [False, True])
+@pytest.mark.parametrize(
+    "options", [{"every": 3}, {"rule": mv.rules.downpour(push=10, fetch=10)}, {}], ids=["every", "rule", "each"]
+)
+def test_a_finished_manager_has_what_all_have_learned(options: dict[str, Any], sync: bool) -> None:
+    """Whatever is pending: of `every`, of a rule's intervals, of rows."""
+
+    def work(session: Session) -> Any:
+        arrays, matrix = [np.zeros(3, np.float32)], np.zeros((8, 2), np.float32)
+        shared = SharedParams(arrays, matrices=[matrix], session=session, **options)
+        for step in range(25):
+            shared.arrays[0] += 1
+            if (rows := shared.by_rows[0]) is not None:
+                rows.read(np.array([step % 4]), touch=True)
+            shared.matrices[0][step % 4] += 1
+            shared.step()
+            if session.worker_id == 1 and not sync:
+                time.sleep(0.001)
+        shared.finish(shared.exchange)
+        return shared.arrays[0].tolist(), shared.matrices[0].sum()
+
+    assert together(work, 2, sync=sync) == [([50.0] * 3, 100.0)] * 2
 
 
 class Stop(Exception):

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import multiverso as mv
-from multiverso.errors import RowIdError
+from multiverso.errors import RowIdError, ShapeMismatchError
 from multiverso.jax import pull_rows, push_rows
 
 ROWS, DIM = 40, 4
@@ -67,4 +67,7 @@ def test_what_cannot_be_pulled_or_pushed() -> None:
     push_rows(empty, jnp.zeros_like(empty.values))
     with pytest.raises(ValueError, match="learning rate"):
         push_rows(empty, empty.values, learning_rate=0)
+    rows = pull_rows(table, [3, 3, 1])
+    with pytest.raises(ShapeMismatchError, match=r"their shape, \(\d+, 2\); got \(3, 2\)"):
+        push_rows(rows, jnp.ones((3, 2)))  # by the batch's rows
     assert not table.get().any()

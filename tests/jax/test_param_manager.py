@@ -99,9 +99,7 @@ def jitted(sync: bool, every: int, steps: int, size: int) -> Any:
         params, state = step(params, state)
     jax.block_until_ready(params)
     exchanges = max(table["exchanges"] for table in mv.stats()["tables"].values())
-    params = manager.sync_all_param(params)  # what the last steps have changed
-    mv.barrier()
-    params = manager.sync_all_param(params)
+    params = manager.finish(params)  # what the last steps have changed
     return jax.tree.map(np.asarray, params), exchanges
 
 

@@ -54,10 +54,7 @@ def fit(freq: int, sync: bool) -> dict[str, Any]:
     model.fit(x[rows], y[rows], epochs=2, callbacks=[callback, early], **options)
     history = model.fit(x[rows], y[rows], epochs=10, initial_epoch=2, callbacks=[early, callback], **options)
     exchanges = max(table["exchanges"] for table in mv.stats()["tables"].values())
-    mv.barrier()
-    callback.kpm.sync_all_param()
-    mv.barrier()
-    callback.kpm.sync_all_param()
+    callback.kpm.finish()
     accuracy = model.evaluate(x[1440:], y[1440:], verbose=0)[1]
     frozen = model.layers[0]
     frozen.trainable = False
@@ -151,6 +148,17 @@ def learn() -> dict[str, Any]:
         Embedding(mv.KeyedTable(2))
     with pytest.raises(ValueError, match="save_weights"):
         ours.get_config()
+    # nothing to train but rows: the product of two
+    users, items = (mv.KeyedTable(4, initial="uniform", updater="sgd") for _ in range(2))
+    asked = [keras.Input((1,), dtype="int32") for _ in range(2)]
+    looked = [keras.layers.Flatten()(Embedding(table)(ids)) for table, ids in zip((users, items), asked, strict=True)]
+    model = keras.Model(asked, keras.layers.Dot(-1)(looked))
+    model.compile(keras.optimizers.SGD(0.1), "mse")
+    pairs = [random.integers(0, 5, (256, 1)) for _ in range(2)]
+    history = model.fit(pairs, (pairs[0] == pairs[1]).astype("f4"), epochs=10, batch_size=16, verbose=0)
+    found["factors"] = (history.history["loss"], len(users), len(items))
+    with pytest.raises(TypeError, match='dtype="int32"'):
+        Embedding(users)(np.array([1.7], "f4"))
     keyed = Embedding(mv.KeyedTable(3, initial=1.0, updater="sgd"))
     assert np.array_equal(keras.ops.convert_to_numpy(keyed(np.array([[5, -1]], "int32"))), np.ones((1, 2, 3)))
     mv.shutdown()
@@ -231,6 +239,9 @@ def test_an_embedding_over_a_table_trains_as_keras_s_own_layer_does(ended: Any) 
     for what in ("losses", "predicted", "rows"):
         np.testing.assert_allclose(*found[what], rtol=1e-4, atol=1e-5)
     assert found["losses"][0][-1] < found["losses"][0][0]
+    losses, *rows = found["factors"]
+    assert rows == [5, 5]
+    assert losses[-1] < 0.8 * losses[0], "nothing but rows is trained, too"
 
 
 def test_a_published_model_is_read_by_its_paths(ended: Any) -> None:

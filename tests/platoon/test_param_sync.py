@@ -9,7 +9,9 @@ import numpy as np
 import pytest
 
 from platoon.param_sync import ASGD, EASGD, ParamSyncRule
+from platoon.params import adapt
 from platoon.training import param_sync as other_name
+from platoon.util import PlatoonError
 
 # A controller that workers meet at by hand: they come and go, and "meet" makes them begin together.
 OPEN = """
@@ -72,6 +74,18 @@ def dedent(text: str) -> str:
 
 def test_the_older_path_has_the_same_rules() -> None:
     assert (other_name.EASGD, other_name.ASGD, other_name.ParamSyncRule) == (EASGD, ASGD, ParamSyncRule)
+
+
+def test_parameters_that_share_memory_are_refused() -> None:
+    one, other = np.zeros(6), np.zeros((2, 3))
+    assert len(adapt([one, other, one[:0]])) == 3
+    for given, said in (
+        ([one, other, one], "parameters 0 and 2 are the same one"),
+        ([one[:3], other, one[1:]], "parameters 0 and 2 share memory"),
+    ):
+        with pytest.raises(PlatoonError, match=said):
+            adapt(given)
+    assert len(adapt([one[::2], one[1::2]])) == 2
 
 
 def test_the_rules_in_numpy() -> None:

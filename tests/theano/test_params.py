@@ -109,9 +109,9 @@ def test_an_exchange_that_timed_out_goes_on_where_the_others_wait() -> None:
         shared.arrays[0] += 1
         shared.statistics[0][:] = 4
         if session.worker_id == 1:
-            shared._flats[0].exchange(2)
+            shared._flats[0].exchange(2, whole=True, always=False)
             assert gave_up.wait(60)
-            shared._flats[1].exchange(2)
+            shared._flats[1].exchange(2, whole=True, always=False)
         else:
             session.timeout_seconds = 0.5
             with pytest.raises(WaitTimeoutError):

@@ -148,7 +148,7 @@ def test_a_loaded_variable_can_be_shared_again(alone: None) -> None:
         pickle.loads(pickle.dumps(MVSharedVariable(W))).mv_sync()
     link = MVSharedVariable(loaded)
     loaded.set_value(loaded.get_value() + 1)
-    loaded.mv_sync()
+    sync_all_mv_shared_vars()
     np.testing.assert_array_equal(link.get_value(), [1, 2, 3])
     np.testing.assert_array_equal(W.get_value(), [0, 1, 2])
 

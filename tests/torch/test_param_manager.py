@@ -9,6 +9,7 @@ import sys
 import threading
 import warnings
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,8 @@ import torch
 from torch import nn
 
 import multiverso as mv
-from multiverso.errors import ClosedError, DtypeMismatchError, NotInitializedError
+from multiverso.errors import ClosedError, DtypeMismatchError, NotInitializedError, TableMismatchError
+from multiverso.runtime import Node, Session
 from multiverso.testing.laws import Job, call, unless_raised, when_asked
 from multiverso.torch import ParamManager, SharedOptimizer
 
@@ -298,6 +300,27 @@ def test_roundings_of_16_bits_are_not_pushed(dtype: Any) -> None:
         assert (np.abs(table - (1 + 32 * eps)) <= 2 * eps).all(), (table, eps)
 
 
+@pytest.mark.parametrize("theirs", [["critic", "actor"], ["actor", "target"], ["actor", "critic"]])
+def test_parameters_of_the_same_shapes_and_other_names_are_refused(theirs: list[str]) -> None:
+    with Node(2) as node:
+
+        def share(worker_id: int) -> str:
+            names = theirs if worker_id else ["actor", "critic"]
+            with Session(node.address, worker_id, timeout_seconds=SECONDS) as session:
+                try:
+                    ParamManager(nn.ModuleDict({name: nn.Linear(2, 2) for name in names}), session=session)
+                except TableMismatchError as error:
+                    return str(error)
+                return "shared"
+
+        with ThreadPoolExecutor(2) as pool:
+            said = [*pool.map(share, range(2))]
+    if theirs == ["actor", "critic"]:
+        assert said == ["shared", "shared"]
+    else:
+        assert all(text.count("by the names") == 2 for text in said), said
+
+
 def overlapped(steps: int, sync: bool) -> Any:
     mv.init(sync=sync)
     model = nn.Sequential(nn.Linear(3, 3, bias=False), nn.Linear(3, 3, bias=False).double())
@@ -309,9 +332,7 @@ def overlapped(steps: int, sync: bool) -> Any:
             for p in model.parameters():
                 p += mv.worker_id() + 1
         manager.step()
-    manager.sync_all_param()  # what is left, the odd step included
-    mv.barrier()
-    manager.sync_all_param()
+    manager.finish()  # what is left, the odd step included
     return [p.detach().numpy().copy() for p in model.parameters()]
 
 

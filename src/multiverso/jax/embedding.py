@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from multiverso.errors import ShapeMismatchError
 from multiverso.params.embedded import Table, check_trainable, push
 from multiverso.tables.convert import Array, as_numpy
 
@@ -75,8 +76,16 @@ def push_rows(rows: Rows, gradient: Any, *, learning_rate: float = 1.0) -> None:
         rows: what `pull_rows` returned.
         gradient: by ``rows.values``, of its shape; waits until it is there.
         learning_rate: what gradients are multiplied by; leave it at 1 for updaters with a learning rate of their own.
+
+    Raises:
+        ShapeMismatchError: it has another shape; nothing was pushed.
     """
     check_trainable(rows.table, learning_rate)
+    if np.shape(gradient) != rows.values.shape:
+        raise ShapeMismatchError(
+            f"the gradient by rows.values has their shape, {rows.values.shape}; got {np.shape(gradient)}: take the "
+            "rows in the loss, rows.values[rows.places], and differentiate by rows.values"
+        )
     if rows.ids.size:
         values = np.asarray(jax.device_get(gradient), rows.table.dtype)[: rows.ids.size]
         push(rows.table, rows.ids, values, learning_rate)

@@ -67,9 +67,16 @@ class ParamManager:
         self._every = every
         summed, averaged = _floating(params), _floating(statistics)
         self._trees = (jax.tree.structure(params), jax.tree.structure(statistics))
+        paths = [
+            path
+            for tree in (params, statistics)
+            for path, leaf in jax.tree.leaves_with_path(tree)
+            if _is_floating(leaf)
+        ]
         self._shared = SharedParams(
             [np.asarray(leaf) for leaf in summed],
             [np.asarray(leaf) for leaf in averaged],
+            names=[jax.tree_util.keystr(path) for path in paths],
             every=every,
             rule=rule,
             session=session,
@@ -184,6 +191,20 @@ class ParamManager:
         values = self._shared.sync([np.asarray(leaf) for leaf in _floating(params) + _floating(statistics)])
         new = _rebuilt(values, params, statistics)
         return new[0] if statistics is None else new
+
+    def finish(self, params: Any, statistics: Any = None) -> Any:
+        """After the last step: shares what is left, and returns what all have as `sync_all_param` does; collective.
+
+        It pushes what this worker has learned since its last exchange, whatever ``every=`` and the rule's intervals
+        are, waits until all workers have, and takes the values of all.
+        """
+
+        def exchange() -> Any:
+            if self._shared.ending < 2:
+                return self.sync_all_param(params, statistics)
+            return self.sync_all_param(*_rebuilt(self._shared.values(), params, statistics))
+
+        return self._shared.finish(exchange)
 
     def step(self, params: Any, statistics: Any = None) -> Any:
         """Counts one training step, and exchanges when that is due; returns as `sync_all_param` does."""

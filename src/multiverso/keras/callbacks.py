@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import operator
 import os
 from typing import Any
 
 from keras.callbacks import Callback
 
 from multiverso.checkpoints import random_state, set_random_state
+from multiverso.checks import whole
 from multiverso.keras.param_manager import ParamManager
 from multiverso.rules import Rule, RuleName
 from multiverso.runtime import Session
@@ -29,8 +29,8 @@ class MVCallback(Callback):  # type: ignore[misc]  # Keras is seen as untyped
         session: the session to use instead of the current one.
 
     Raises:
-        ValueError: ``freq`` below 1; no table has been made.
-        TypeError: ``freq`` that is not an integer; no model.
+        ValueError: ``freq`` is no whole number, 1 or more; no table has been made.
+        TypeError: no model.
 
     Attributes:
         kpm: the `ParamManager`.
@@ -51,9 +51,7 @@ class MVCallback(Callback):  # type: ignore[misc]  # Keras is seen as untyped
         super().__init__()
         if not hasattr(model, "weights"):
             raise TypeError(f"MVCallback(model, freq): the model comes first; got {type(model).__name__}")
-        self.freq = operator.index(freq)
-        if self.freq < 1:
-            raise ValueError(f"freq={freq}: expected at least 1 minibatch between two exchanges")
+        self.freq = whole(freq, "freq", 1)
         self.kpm = ParamManager(model, rule=rule, session=session)
         self._session = session
         self._directory = directory

@@ -21,7 +21,7 @@ class Embedding(keras.layers.Layer):  # type: ignore[misc]  # Keras is seen as u
 
     On PyTorch's backend it runs as all eager code does. On JAX's, calls from inside the jitted step reach the table by
     host callbacks, so the model must be on one device, and ids have 32 bits (64 with ``JAX_ENABLE_X64=1``). A weight
-    that is always 0 makes JAX differentiate the layer. TensorFlow's backend compiles steps without Python in them.
+    that is always 0 makes Keras differentiate the layer. TensorFlow's backend compiles steps without Python in them.
 
     Args:
         table: a `KeyedTable` (any ids, rows begin when they are trained) or a `MatrixTableHandler` (ids in
@@ -49,12 +49,19 @@ class Embedding(keras.layers.Layer):  # type: ignore[misc]  # Keras is seen as u
         dim = check_trainable(table, learning_rate)
         super().__init__(**options)
         self.table, self.learning_rate, self.embedding_dim = table, learning_rate, dim
+        # what is always 0: a model without a weight that could be trained would not be differentiated
+        self._switch = self.add_weight(shape=(), initializer="zeros", name="switch")
         if backend == "jax":
-            self._switch = self.add_weight(shape=(), initializer="zeros", name="switch")
             self._look_up = _jitted(table, learning_rate, dim)
 
     def call(self, ids: Any) -> Any:
-        """Returns rows of shape ids' + (dim,), in the layer's compute dtype."""
+        """Returns rows of shape ids' + (dim,), in the layer's compute dtype.
+
+        Raises:
+            TypeError: ids are not whole numbers: give `keras.Input` a dtype.
+        """
+        if "int" not in (dtype := keras.backend.standardize_dtype(ids.dtype)):
+            raise TypeError(f'ids are whole numbers, and these are {dtype}: keras.Input(..., dtype="int32")')
         if keras.config.backend() == "jax":
             rows = self._look_up(ids, self._switch.value)
         else:
@@ -87,7 +94,7 @@ class Embedding(keras.layers.Layer):  # type: ignore[misc]  # Keras is seen as u
             rows.register_hook(
                 lambda gradient: push(self.table, different, gradient.detach().cpu(), self.learning_rate)
             )
-        return rows[places.to(ids.device).reshape(ids.shape)]
+        return rows[places.to(ids.device).reshape(ids.shape)] + 0 * self._switch.value.to(rows.dtype)
 
 
 def _jitted(table: Table, learning_rate: float, dim: int) -> Any:

@@ -32,9 +32,9 @@ class Flat:
         """The shared numbers."""
         return self.shared.table
 
-    def exchange(self, workers: int, whole: bool = True) -> None:
-        """Pushes and pulls by the rule."""
-        self.shared.exchange(self.local)
+    def exchange(self, workers: int, whole: bool, always: bool) -> None:
+        """Pushes and pulls by the rule, or ``always``."""
+        self.shared.exchange(self.local, always=always)
 
     def state(self) -> dict[str, Any]:
         """Returns what is this worker's own: the arrays themselves, not copies."""
@@ -74,7 +74,7 @@ class Averaged(Flat):
     changed: bool | None = None
     applied: bool = False
 
-    def exchange(self, workers: int, whole: bool = True) -> None:
+    def exchange(self, workers: int, whole: bool, always: bool) -> None:
         """Moves by this worker's share, one of ``workers``."""
         # An unchanged one only reads, so that workers agree after a barrier and an exchange. Bytes: NaN included,
         # and many times quicker than array_equal.
@@ -110,12 +110,19 @@ _AVERAGE = Rule("average of statistics", share_of_difference, take_centre, hyper
 
 
 def share_flat(
-    flat: Array, averaged: bool, name: str | None, initial: Initial, rule: Rule | RuleName | None, session: Session
+    flat: Array,
+    averaged: bool,
+    name: str | None,
+    initial: Initial,
+    rule: Rule | RuleName | None,
+    session: Session,
+    holds: str,
 ) -> Flat:
     """Shares one flat array: by ``rule``, or (``averaged``) as statistics."""
     if name is not None:
         name = f"{name}/{'statistics' if averaged else 'parameters'}/{flat.dtype}"
-    shared = share(flat, _AVERAGE if averaged else rule, name=name, initial=initial, session=session)
+    rule = _AVERAGE if averaged else rule
+    shared = share(flat, rule, name=name, initial=initial, session=session, holds=holds)
     if not averaged:
         return Flat(shared, flat)
     return Averaged(shared, flat, flat.copy())

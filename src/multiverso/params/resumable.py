@@ -16,6 +16,22 @@ class Resumable:
 
     _shared: SharedParams
 
+    def sync_all_param(self) -> None:
+        """Exchanges now; a subclass knows how."""
+        raise NotImplementedError
+
+    def finish(self) -> None:
+        """After the last step, before the model is validated or saved: shares what is left; collective.
+
+        It pushes what this worker has learned since its last exchange, whatever ``every=`` and the rule's intervals
+        are, waits until all workers have, and takes the values of all. In a rule whose workers keep values of their
+        own (EASGD) those stay their own, and `SharedParams.centre` is what all have.
+
+        Raises:
+            WorkerLostError, NodeLostError, DeadlockError, WaitTimeoutError: not everyone came. Call it again.
+        """
+        self._shared.finish(self.sync_all_param)
+
     def save(
         self, directory: str | os.PathLike[str], own: dict[str, Any] | None = None, *, files: Files | None = None
     ) -> None:

@@ -117,11 +117,11 @@ class RowExchange:
         )
         self._settle()
 
-    def exchange(self, workers: int, whole: bool = True) -> None:
-        """One exchange by the rule: of all rows, or of those that were touched."""
+    def exchange(self, workers: int, whole: bool, always: bool) -> None:
+        """One exchange by the rule, or ``always``: of all rows, or of those that were touched."""
         self._settle()
         call = self._calls + 1
-        push, pull = call % self._rule.push_every == 0, call % self._rule.pull_every == 0
+        push, pull = (always or call % every == 0 for every in (self._rule.push_every, self._rule.pull_every))
         touched = self._touched[: int(self._counts[kernels.TOUCHED])]
         whole = whole or self._since + 1 >= self._whole_every or touched.size * _MOST > len(self.local)
         if whole and push and pull:

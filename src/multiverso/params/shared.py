@@ -6,6 +6,7 @@ thousand arrays is one exchange and not a thousand.
 
 from __future__ import annotations
 
+import hashlib
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -52,6 +53,7 @@ class SharedParams:
         newcomer: whether this worker had nothing of its own in what `load` loaded last.
         matrices: the same for the given matrices.
         workers_num: how many workers the job has.
+        ending: how far `finish` is: 2 and more once this worker has pushed everything.
         hold: what a binding takes its framework's parameters with, so that no older manager exchanges them too.
         model: what a binding knows about the model whose arrays these are, for `save` and `load`.
         by_rows: for each matrix what is told which rows are read and changed (`RowExchange.read`), or None where all
@@ -79,6 +81,7 @@ class SharedParams:
         every: int | timedelta = 1,
         initial: Initial = "master",
         rule: Rule | RuleName | None = None,
+        names: Sequence[str] = (),
         allocate: Callable[[int, np.dtype[Any]], Array] = np.empty,
         session: Session | None = None,
     ) -> None:
@@ -95,11 +98,13 @@ class SharedParams:
                 Time does not tick alike in all workers, so a synchronous job refuses it.
             initial: whose values count, as in `multiverso.ArrayTableHandler`.
             rule: how parameters are exchanged: one of `multiverso.rules`, or its name; ASGD by default: changes add up.
+            names: what the arrays are called, in the order of the lists; workers with other names are refused.
             allocate: makes the flat buffers, given a size and a dtype: pinned memory, say.
             session: the session to use instead of the current one.
 
         Raises:
             DtypeMismatchError: an array that is not of a floating dtype; nothing has been made then.
+            TableMismatchError: other workers share other arrays, or by other names.
             ValueError: no arrays at all; a name that is not a text; ``every`` below one call or not above zero time;
                 a rule that is not defined for the session's consistency.
         """
@@ -129,11 +134,12 @@ class SharedParams:
         self._at = 0  # how many of the tables an exchange has done
         self._begun = False  # whether a call of `as_one_call` has taken the model's values and not returned
         self._taken: list[Any] | None = None  # by a `sync` that raised
+        self.ending = 0  # how far `finish` is
         self._packed = pack(
             given,
             in_rows,
             allocate,
-            lambda flat, averaged: share_flat(flat, averaged, name, initial, rule, session),
+            lambda flat, averaged: share_flat(flat, averaged, name, initial, rule, session, _words_of(names)),
             lambda index, matrix: RowExchange(
                 matrix,
                 rule,
@@ -223,6 +229,29 @@ class SharedParams:
         """
         self.as_one_call(_nothing, _nothing, whole)
 
+    def finish(self, exchange: Callable[[], Result]) -> Result:
+        """After the last step, collective: everything that was learned is shared, and all workers have the same.
+
+        Whatever ``every`` and the rule's intervals are, it pushes what is left, waits until all workers have, and
+        takes the values of all. After one that raised, call it again.
+
+        Args:
+            exchange: `exchange`, or what a binding does instead.
+
+        Returns:
+            What the last exchange returned.
+        """
+        if self.ending < 2:
+            self.ending = 1
+            exchange()
+            self.ending = 2
+        if self.ending < 3:
+            self._session.barrier()
+            self.ending = 3
+        result = exchange()
+        self.ending = 0
+        return result
+
     def begin(self) -> Callable[[], None]:
         """Counts steps from here, and returns what exchanges: for another thread, beside the training."""
         self.hold.check()
@@ -242,7 +271,7 @@ class SharedParams:
         self._use.shared = True
         while self._at < len(self._flats):
             workers = self._session.workers_num
-            self._flats[self._at].exchange(workers, whole)
+            self._flats[self._at].exchange(workers, whole, self.ending > 0)
             self._at += 1  # no exception comes between the two
 
     def centre(self) -> list[Array]:
@@ -390,6 +419,10 @@ class _Use:
                 f"worker {self.worker_id} made a parameter manager and never exchanged, so what it learned was not "
                 "shared: call step() or sync_all_param() (SharedParams: step() or exchange()) in the loop"
             )
+
+
+def _words_of(names: Sequence[str]) -> str:
+    return f"by the names {hashlib.sha256(repr(list(names)).encode()).hexdigest()[:12]}" if names else ""
 
 
 def _kind(flat: Flat | RowExchange) -> str:

@@ -48,7 +48,7 @@ class Shared:
         self.compiled = None if rule == asgd() else self.ruled.compile(rule.push, rule.pull, rule.hyper)
         self._calls = 0
 
-    def exchange(self, local: Any, *, timeout_seconds: float | None = None) -> None:
+    def exchange(self, local: Any, *, always: bool = False, timeout_seconds: float | None = None) -> None:
         """Does one step of the rule between ``local`` and the centre, in place.
 
         It waits as ``table.get`` does: asynchronously only for a worker that is writing to the same stripe; with
@@ -58,6 +58,7 @@ class Shared:
         Args:
             local: this worker's parameters: flat or of any shape, of the table's size and dtype, C-contiguous
                 and writable (NumPy, or a torch tensor on the CPU).
+            always: push and pull, also where the rule does that at other calls.
             timeout_seconds: deadline of the wait, instead of the session's.
 
         Raises:
@@ -71,7 +72,7 @@ class Shared:
             self.table.exchange(local, self._local_state[0], timeout_seconds=timeout_seconds)
             return
         call = self._calls + 1
-        push, pull = call % self.rule.push_every == 0, call % self.rule.pull_every == 0
+        push, pull = (always or call % every == 0 for every in (self.rule.push_every, self.rule.pull_every))
         if push or pull:
             self.ruled.apply(self.compiled, local, push, pull, timeout_seconds=timeout_seconds)
         self._calls = call
@@ -165,6 +166,7 @@ def share(
     initial: Initial = "master",
     session: Session | None = None,
     master: bool = False,
+    holds: str = "",
 ) -> Shared:
     """Shares an array between all workers by a rule; all begin with the same values.
 
@@ -176,6 +178,7 @@ def share(
             initial value of all.
         rule: a rule, or its name; ASGD by default.
         name, initial, session, master: as for `multiverso.ArrayTableHandler`.
+        holds: what lies in the array, in words, which are to be equal in all workers.
 
     Raises:
         ValueError: no rule of that name, or it is not defined for the session's consistency; nothing was made.
@@ -212,6 +215,7 @@ def share(
         per_worker=len(rule.per_worker),
         rule=str(rule),
         convex=rule.convex,
+        holds=holds,
     )
     shared = Shared(rule, TableHandler(session, spec, rule.updater, flat, master))
     shared.restart(flat)

@@ -57,6 +57,7 @@ class TableSpec(Struct, frozen=True, forbid_unknown_fields=True):
         rule: the rule by which workers and table move each other, in words; empty for a plain table.
         wire, every: between hosts: how differences travel and how often, in words; empty: as the job's do.
         convex: each value stays between those that the hosts have, as a mean or a variance has to.
+        holds: what lies in it, and in which order, in words; empty where nobody says.
     """
 
     kind: Annotated[str, Meta(pattern=r"\A(array|matrix)\Z")]
@@ -74,6 +75,7 @@ class TableSpec(Struct, frozen=True, forbid_unknown_fields=True):
     wire: _Text = ""
     every: _Text = ""
     convex: bool = False
+    holds: _Text = ""
 
     def __post_init__(self) -> None:
         check_name(self.name)
@@ -146,6 +148,7 @@ class TableSpec(Struct, frozen=True, forbid_unknown_fields=True):
         rule = f", rule {self.rule}" if self.rule else ""
         rule += f", wire {self.wire!r}" if self.wire else ""
         rule += f", every {self.every!r}" if self.every else ""
+        rule += f", {self.holds}" if self.holds else ""
         return f"{self.kind} of {size} {self.dtype}{name} (updater {self.updater}{hyper}, initial {self.initial}{rule})"
 
 

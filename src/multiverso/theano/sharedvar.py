@@ -124,9 +124,14 @@ class MVSharedVariable:
             DtypeMismatchError: values that are not float16, float32, float64, int32 or int64.
             ValueError: zeros in the master, and different values in several other workers.
         """
+        if _shared_vars and not _is_open(_shared_vars[-1]):  # to ask each, each time, takes the square of their number
+            _forget_ended()
         link = _Link(svobj)
         self.variable = svobj
+        if svobj in _links:
+            _shared_vars[:] = [each for each in _shared_vars if each.variable is not svobj]
         _links[svobj] = link
+        _shared_vars.append(self)
         _give_method(type(svobj))
 
     def mv_sync(self) -> None:
@@ -180,16 +185,14 @@ def mv_shared(*args: Any, **kwargs: Any) -> Any:
     Takes what the framework's ``shared`` takes (``value``, ``name``, ``borrow``, ...) and returns the same
     object: it can be a key of ``updates`` and be pickled. It has one more method, ``mv_sync()``. All workers
     begin with the master worker's value; or, where that is all zeros, with the value of the one worker that has
-    another. ``mv_shared.shared_vars`` lists what has been made.
+    another. ``mv_shared.shared_vars`` lists what is shared.
 
     Examples:
         >>> W = mv_shared(value=np.zeros((784, 10), "float32"), name="W")  # doctest: +SKIP
         >>> W.mv_sync()  # doctest: +SKIP
     """
-    if _shared_vars and not _is_open(_shared_vars[-1]):  # to ask each, each time, takes the square of their number
-        _forget_ended()
     variable = framework().shared(*args, **kwargs)
-    _shared_vars.append(MVSharedVariable(variable))
+    MVSharedVariable(variable)
     return variable
 
 
@@ -198,7 +201,7 @@ mv_shared.shared_vars = _shared_vars  # type: ignore[attr-defined]
 
 
 def sync_all_mv_shared_vars() -> None:
-    """Calls ``mv_sync()`` of every variable that `mv_shared` has made since ``init()``, in that order.
+    """Calls ``mv_sync()`` of every variable that was shared since ``init()``, in that order.
 
     Raises:
         NotInitializedError: before ``init()`` or after ``shutdown()``.

@@ -55,6 +55,7 @@ class ParamManager(Resumable):
 
     Raises:
         DtypeMismatchError: a trained parameter of another dtype.
+        TableMismatchError: other workers share parameters of other names, or in another order.
         TypeError: parameters that are sparse, or sharded already (FSDP).
         ValueError: a parameter without memory (lazy, meta), or that shares a part of another's memory; a
             module with nothing to share.
@@ -103,6 +104,8 @@ class ParamManager(Resumable):
             raise ValueError(
                 f"ParamManager(module) shares parameters and buffers; this {type(module).__name__} has none"
             )
+        called = {id(tensor): name for name, tensor in (self._structure.trained | self._structure.statistics).items()}
+        in_order = sorted(self._groups, key=lambda group: (group in self._sparse, group.averaged))
         self._shared = SharedParams(
             [group.initial() for group in dense if not group.averaged],
             [group.initial() for group in dense if group.averaged],
@@ -110,6 +113,7 @@ class ParamManager(Resumable):
             every=every,
             whole_every=whole_every,
             rule=rule,
+            names=[_plain(called[id(tensor)]) for group in in_order for tensor in group.tensors],
             allocate=_pinned if any(group.tensors[0].is_cuda for group in self._groups) else _aligned,
             session=session,
         )
@@ -136,8 +140,8 @@ class ParamManager(Resumable):
     def sync_all_param(self) -> None:
         """Adds this worker's changes to the shared parameters and takes the values of all, in place.
 
-        Blocks for the round in a synchronous job (one exchange is one round), and not otherwise. After a
-        `multiverso.barrier()` that everyone has reached, it leaves equal parameters in all workers.
+        Blocks for the round in a synchronous job (one exchange is one round), and not otherwise. Where the rule pushes
+        or pulls at every N-th exchange only, it counts as one. After the last step call `finish`.
 
         Raises:
             RuntimeError: parameters were added, replaced, unfrozen, moved or converted since; nothing has been
@@ -297,6 +301,11 @@ class _Flight:
         self.finish()
         for group in self._groups:
             group.receive()
+
+
+def _plain(name: str) -> str:
+    """A parameter's name without what wrappers put into it: some workers may compile a module, and others not."""
+    return name.replace("_orig_mod.", "").removeprefix("module.")
 
 
 def _grouped(

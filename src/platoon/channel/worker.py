@@ -264,7 +264,7 @@ class Worker(metaclass=_OnePerProcess):
         are combined in float32. The average of integers is rounded down.
 
         Args:
-            src: this worker's array or tensor, the same shape and dtype in every worker.
+            src: this worker's array or tensor, the same number of elements and dtype in every worker.
             op: ``"sum"`` (or ``"+"``), ``"product"``, ``"max"``, ``"min"``, or ``"average"``.
             dest: where the result goes; may be ``src``.
 
