@@ -137,6 +137,17 @@ def test_nothing_on_the_page_is_left_unrun(page: Path) -> None:
             assert block.title in commands, f"{block.title} is written but no console block runs it"
 
 
+def test_the_gallery_counts_the_lines_that_its_programs_mark() -> None:
+    rows = re.findall(r"^\| `(examples/\S+)` \| (\d+) \+ (\d+) \|", (ROOT / "docs/gallery.md").read_text(), re.M)
+    marked = {}
+    for path in (ROOT / "examples").rglob("*.py"):
+        added = len(re.findall(r"\S.*# multiverso$", text := path.read_text(), re.M))
+        if added:
+            changed = len(re.findall(r"^\s*# multiverso, was:", text, re.M))
+            marked[str(path.relative_to(ROOT))] = added, changed
+    assert {path: (int(added), int(changed)) for path, added, changed in rows} == marked
+
+
 def test_every_page_is_in_the_navigation() -> None:
     navigation = (ROOT / "mkdocs.yml").read_text()
     missing = [p for page in PAGES[1:] if (p := str(page.relative_to(ROOT / "docs"))) not in navigation]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -21,6 +22,12 @@ def _refuse_strangers(optimizer: Any, module: Any) -> None:
         raise ValueError(
             f"the optimizer trains {len(trained)} parameters and none of them is one of the {len(shared)} of this "
             f"{type(module).__name__}: what it learns would never be shared. Make it of module.parameters()"
+        )
+    if strangers := sum(id(parameter) not in shared for parameter in trained):
+        warnings.warn(
+            f"the optimizer trains {strangers} parameters that are not of this {type(module).__name__}: they are not "
+            "shared. Give SharedOptimizer the module that has them all",
+            stacklevel=3,
         )
 
 
