@@ -150,6 +150,10 @@ aarch64: .venv/.dev ## the wheel for aarch64, built here and tried in a Debian f
 docs: .venv/.dev ## the documentation, served on http://127.0.0.1:8000
 	$(BIN)/mkdocs serve
 
+docs-version: .venv/.dev ## the site of VERSION=1.0 beside those of other versions, on the branch gh-pages
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mike deploy --update-aliases $(VERSION) latest
+	$(BIN)/mike set-default latest
+
 clean: ## build products and caches
 	rm -rf build dist site .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache PLATOON_LOGS
 
