@@ -4,7 +4,7 @@ SHELL := /bin/bash
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help demo test quick check bench figures chaos exact pauses again pythons ray buckets page engines gpu fuzz interrupts programs interleave simulate mutants order golden wheels platforms aarch64 docs clean distclean
+.PHONY: help demo test quick check bench figures chaos exact pauses again pythons ray buckets page engines gpu fuzz interrupts programs interleave simulate mutants order golden wheels platforms aarch64 docs docs-version clean distclean
 
 # Whatever is active outside must not reach the environments made here.
 unexport VIRTUAL_ENV PYTHONPATH PYTHONHOME PYTHONSTARTUP PYTHONWARNINGS CONDA_PREFIX
