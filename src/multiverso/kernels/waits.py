@@ -192,6 +192,9 @@ def _gate_state(control, continues):
 @inner
 def _barrier_state(control, target):
     continues = load32(control + at.CONTINUE_WITHOUT_LOST)
+    if load32(control + at.SPANS_HOSTS) == 1:
+        # the node knows of all: how far workers of other hosts are is shown here later, and wakes nobody
+        return READY if load64(control + at.RELEASED) >= target else _gate_state(control, continues)
     state = READY
     for worker in range(load32(control + at.CAPACITY)):
         reached = block_of(control, worker) + at.BARRIER
@@ -202,8 +205,6 @@ def _barrier_state(control, target):
         # looked at again once it is lost: between the two it may have come, and died after that
         if continues == 0 and is_lost(control, worker) and load64(reached) < target:
             return LOST_SOMEONE
-    if load32(control + at.SPANS_HOSTS) == 1 and load64(control + at.RELEASED) < target:
-        return _gate_state(control, continues)
     return state
 
 

@@ -1,8 +1,8 @@
 """Barriers between hosts: nobody passes before the node says so, and everybody does when it has.
 
 The workers of this host run the kernel. The node does what it really does with the others: it writes their lines
-(``runtime/several_hosts/mirror.py``) and lets a barrier go (``Control.release``) when all that live, here and there,
-have come.
+(``runtime/several_hosts/mirror.py``), some of them late, and lets a barrier go (``Control.release``) when all that live,
+here and there, have come.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ class Elsewhere:
         self._mirror.write_line(self._world.control, line)
         self.look()
 
-    def come(self, worker: int) -> None:
-        """A worker elsewhere has come to its next barrier."""
+    def come(self, worker: int, late: bool) -> None:
+        """A worker elsewhere has come to its next barrier; its line is ``late``: it comes with the next one."""
         if worker not in self.ended:
             self.reached[worker] += 1
-            self.tell(worker)
+            (self.look if late else partial(self.tell, worker))()
 
     def end(self, worker: int, liveness: int) -> None:
         """A worker elsewhere has left, or was lost."""
@@ -110,7 +110,7 @@ def gates(source: Source, seed: int, how: How = DRAWN) -> int:
     world.disturb(random, reach, how, random.choice((0, 0, 1)), random.choice((0, 0, 2)))
     for worker in elsewhere.reached:
         for _ in range(number):
-            come = partial(elsewhere.come, worker)
+            come = partial(elsewhere.come, worker, random.random() < 0.5)
             world.scheduler.at(random.randrange(1, reach), partial(world.tell_node, come))
         if random.random() < 0.4:
             liveness = random.choice((at.LOST, at.GONE))
