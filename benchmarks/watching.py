@@ -21,6 +21,7 @@ import sys
 import tempfile
 import time
 import urllib.request
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -90,8 +91,17 @@ def adds_of(found: dict[str, float]) -> list[float]:
     return [value for name, value in found.items() if name.startswith("multiverso_worker_adds_total")]
 
 
-def kills(folder: Path, number: int) -> dict[str, Any]:
-    """Kills workers one after another while the page is read; returns how often it was, and what was missing."""
+def kills(number: int) -> dict[str, int]:
+    """Kills workers while pages are read, in jobs one after another; returns how often, and what was missing."""
+    total: Counter[str] = Counter()
+    while total["kills"] < number:
+        with tempfile.TemporaryDirectory() as folder:
+            total += kills_of_one_job(Path(folder), min(number - total["kills"], 4 * WORKERS))
+    return {what: total[what] for what in ("kills", "replaced", "scrapes", "incomplete", "failed", "failed_jobs")}
+
+
+def kills_of_one_job(folder: Path, number: int) -> Counter[str]:
+    """As `kills`; few enough that those who take the dead ones' places begin soon."""
     job = run(KILLED, folder, "-n", WORKERS, "--page", "--on-failure", "continue", "--replace", number)
     while len([*folder.glob("worker-*")]) < WORKERS:
         if job.poll() is not None:
@@ -101,36 +111,29 @@ def kills(folder: Path, number: int) -> dict[str, Any]:
     while len(adds_of(scrape(address))) < WORKERS:  # it looks twice a second
         time.sleep(0.1)
     pids: dict[int, int] = {}
-    killed = scrapes = incomplete = failed = 0
-    began = time.monotonic()
-    while killed < number:
-        if job.poll() is not None or time.monotonic() > began + 60 + 5 * number:
-            raise RuntimeError(f"the job ended after {killed} kills")
+    found: Counter[str] = Counter()
+    end = time.monotonic() + 60 + 5 * number
+    while found["kills"] < number:
+        if job.poll() is not None or time.monotonic() > end:
+            raise RuntimeError(f"the job ended after {found['kills']} kills: {(folder / 'said').read_text()}")
         worker = random.randrange(WORKERS)
         text = (folder / f"worker-{worker}").read_text()
         if text and int(text) != pids.get(worker):
             pids[worker] = int(text)
             os.kill(int(text), signal.SIGKILL)
-            killed += 1
+            found["kills"] += 1
         try:
-            found = scrape(address)
+            answer = scrape(address)
         except (OSError, ValueError):
-            failed += 1
+            found["failed"] += 1
             continue
-        scrapes += 1
-        incomplete += len(adds_of(found)) != WORKERS or found["multiverso_up"] != 1
+        found["scrapes"] += 1
+        found["incomplete"] += len(adds_of(answer)) != WORKERS or answer["multiverso_up"] != 1
     (folder / "stop").touch()
     job.communicate(timeout=120)
-    seconds = time.monotonic() - began
-    return {
-        "kills": killed,
-        "scrapes": scrapes,
-        "incomplete": incomplete,
-        "failed": failed,
-        "exit_code": job.returncode,
-        "replaced": (folder / "said").read_text().count("is started again"),
-        "seconds": round(seconds),
-    }
+    found["failed_jobs"] += job.returncode != 0
+    found["replaced"] += (folder / "said").read_text().count("is started again")
+    return found
 
 
 def main() -> None:
@@ -141,11 +144,11 @@ def main() -> None:
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     result: dict[str, Any] = {}
-    with tempfile.TemporaryDirectory() as folder:
-        if options.turns:
+    if options.turns:
+        with tempfile.TemporaryDirectory() as folder:
             result["exchanges_a_second"] = cost(Path(folder), options.seconds, options.turns)
-        if options.kills:
-            result["scrapes"] = kills(Path(folder), options.kills)
+    if options.kills:
+        result["scrapes"] = kills(options.kills)
     text = json.dumps(result, indent=1)
     print(text)
     if options.out:
