@@ -161,17 +161,18 @@ class KeyedContents(HeldKeyedTable):
         uses = values[order] & ~NO_ROW if knows_use else None
         return Content(keys[order], rows[order], uses, ticks=self.ticks)
 
-    def _read(self, path: str | os.PathLike[str]) -> tuple[Keys, Iterable[Content]]:
-        """Returns the keys of what was saved, if it fits this table, and its parts, each read when asked for."""
+    def _read(self, path: str | os.PathLike[str]) -> tuple[Keys, int, Iterable[Content]]:
+        """Returns the keys of what was saved, if it fits this table, its time, and its parts, read when asked for."""
         place = Path(path)
         parts = snapshots.parts_in(place) if place.is_dir() else []
         if len(parts) > 1:  # each is as large as what a host can hold
-            keys = np.concatenate([snapshots.read(part, self._spec).keys for part in parts])
-            return keys, (snapshots.read(part, self._spec) for part in parts)
+            found = [(content.keys, content.ticks) for content in (snapshots.read(part, self._spec) for part in parts)]
+            keys, ticks = zip(*found, strict=True)
+            return np.concatenate(keys), max(ticks), (snapshots.read(part, self._spec) for part in parts)
         content = snapshots.read(parts[0], self._spec) if parts else saving.load(place, self._spec)
-        return content.keys, [content]
+        return content.keys, content.ticks, [content]
 
-    def _replace(self, keys: Keys, parts: Iterable[Content]) -> None:
+    def _replace(self, keys: Keys, ticks: int, parts: Iterable[Content]) -> None:
         """Makes the table hold what was saved, and nothing else."""
         keys = np.sort(keys)
         for some, _, kinds in self._passes.entries(_MOST_AT_ONCE):
@@ -179,8 +180,8 @@ class KeyedContents(HeldKeyedTable):
             places = np.searchsorted(keys, there)
             places[places == keys.size] = 0
             self._remove(there[keys[places] != there] if keys.size else there)
+        self._calls.set_word(at.TICK, ticks)  # before the rows: on several hosts they count as used now
         for content in parts:
-            self._calls.set_word(at.TICK, content.ticks)  # before the rows: on other hosts they count as used now
             self._calls.overwrite(content.keys, content.rows)
             if content.uses is not None and self._spec.keeps_use:
                 self._passes.note_use(content.keys, content.uses)

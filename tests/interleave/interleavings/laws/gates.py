@@ -1,8 +1,8 @@
 """Barriers between hosts: nobody passes before the node says so, and everybody does when it has.
 
 The workers of this host run the kernel. The node does what it really does with the others: it writes their lines
-(``runtime/several_hosts/mirror.py``), some of them late, and lets a barrier go (``Control.release``) when all that live,
-here and there, have come.
+(``runtime/several_hosts/mirror.py``), some of them late, and lets a barrier go (``Control.release``) when all that
+live, here and there, have come.
 """
 
 from __future__ import annotations
