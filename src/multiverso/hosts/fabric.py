@@ -84,7 +84,8 @@ class Fabric:
         with self._lock:
             self.links[peer] = link
             if peer != self.host:  # another host's place may have been another's, which had these
-                self.tables.attach_all_to(link)
+                for table_id in self.tables.held:
+                    self.tables.attach_to(link, table_id)
         return link
 
     @property

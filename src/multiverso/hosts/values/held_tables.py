@@ -9,14 +9,17 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from ctypes import addressof, c_int32
 
+import numpy as np
+
 from multiverso.errors import MultiversoError
 from multiverso.hosts.peer.resources import Array
 from multiverso.hosts.values.codecs import Wire
-from multiverso.hosts.values.copies import Changes, Copy, Versions, homes_of, rehomed
+from multiverso.hosts.values.copies import Changes, Copy, homes_of, rehomed
 from multiverso.hosts.values.link import Link
 from multiverso.hosts.values.options import Every, RuleBetween
 from multiverso.hosts.values.shared_values import SharedValues
 from multiverso.hosts.values.state import Held
+from multiverso.kernels.between_hosts.agreeing import versions
 from multiverso.layout import words as at
 from multiverso.memory import words
 
@@ -37,7 +40,7 @@ class HeldTables:
         self._host, self._hosts = host, hosts
         self.survivors: list[list[int]] = []
         self.held: dict[int, Held] = {}
-        self._versions = Versions()
+        self._bases: Array = np.zeros(0, np.int64)  # the addresses of all
         self.rest = Rest()
 
     def add(self, number: int, copy: Copy, wire: str, every: Every | None, rule: str) -> Held:
@@ -59,26 +62,21 @@ class HeldTables:
             alive = len(self.survivors[-1]) if self.survivors else self._hosts
             outer = SharedValues.of(ruled, alive, copy, number)
         held = self.held[number] = Held(copy, Changes(copy.version), homes, coded, every or Every(), outer)
-        self._watch()
+        self._note_bases()
         return held
 
     def remove(self, number: int) -> Held:
         """Forgets a table; returns it, to be closed once no link has it."""
         held = self.held.pop(number)
-        self._watch()
+        self._note_bases()
         return held
 
-    def _watch(self) -> None:
-        self._versions.watch({number: held.copy for number, held in self.held.items()})
+    def _note_bases(self) -> None:
+        self._bases = np.array([held.copy.shard.base for held in self.held.values()], np.int64)
 
     def attach_to(self, link: Link, number: int) -> None:
         """Gives a table to a link."""
         link.attach(number, self.held[number], len(self.survivors))
-
-    def attach_all_to(self, link: Link) -> None:
-        """Gives all tables to a link."""
-        for number in self.held:
-            self.attach_to(link, number)
 
     @property
     def ruled(self) -> list[int]:
@@ -111,18 +109,19 @@ class HeldTables:
                     link.regroup(number, len(self.survivors), away, here)
 
     def look(self, resting: bool) -> bool:
-        """Asks the versions of all tables; returns whether this host's workers have changed one.
+        """Asks the versions of all tables at once; returns whether this host's workers have changed one.
 
         Args:
             resting: workers that change one from now on are to end the next sleep of ``rest``.
         """
         if resting:
             self.rest.announce()
-        moved = False
-        for number, version in self._versions.read().items():
-            changes = self.held[number].changes
-            moved |= changes.version != version
-            changes.version = version
+        found, moved = np.zeros_like(self._bases), False
+        if found.size:
+            versions.compiled()(self._bases, found)
+        for held, version in zip(self.held.values(), found.tolist(), strict=True):
+            moved |= held.changes.version != version
+            held.changes.version = version
         return moved
 
     def close(self) -> None:
