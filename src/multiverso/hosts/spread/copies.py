@@ -39,9 +39,6 @@ class Copies:
         self._look_at = 0.0
         self._leaving: tuple[Keys, Keys, int] | None = None  # keys, rows, epoch
 
-    def __len__(self) -> int:
-        return int(np.count_nonzero(self._heard))
-
     # -- what the homes say ----------------------------------------------------------------------------------
 
     def land(self, keys: Keys, values: Bytes) -> None:

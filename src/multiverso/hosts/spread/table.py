@@ -250,23 +250,20 @@ class SpreadTable:
             return
         pushed, deltas = self._push_of(way)
         parts = self._next_parts(way)
-        if not parts:
-            if not pushed.size:
-                return
-            self._say(way, Frame(desk.FETCH, self.number, way.number + 1, self.spec, pushed, deltas), [])
+        if not parts and not pushed.size:
             return
-        first = parts[0]
-        if first.kind == desk.FETCH:
-            keys = first.keys if len(parts) == 1 else np.concatenate([part.keys for part in parts])
-            argument = self.spec
-        else:
-            keys, argument = first.keys, first.argument
-            if first.kind in _OF_KEYS:  # what was added to these keys before counts before
+        kind, argument, rows = desk.FETCH, self.spec, NO_BYTES
+        keys = np.concatenate([NO_KEYS, *(part.keys for part in parts)])
+        if parts and parts[0].kind != desk.FETCH:
+            kind, argument, rows = parts[0].kind, parts[0].argument, parts[0].rows
+            if kind in _OF_KEYS:  # what was added to these keys before counts before
                 taken, more = self.copies.take(keys)
                 pushed = np.concatenate([pushed, taken])
                 deltas = np.concatenate([deltas.reshape(-1, self.own.size), more])
-        frame = Frame(first.kind, self.number, way.number + 1, argument, pushed, deltas, keys, first.rows)
-        self._say(way, frame, parts)
+        way.number += 1
+        frame = Frame(kind, self.number, way.number, argument, pushed, deltas, keys, rows)
+        way.under_way = frame, parts
+        self._send(way.host, *frame.parts())
 
     def _push_of(self, way: Way) -> tuple[Keys, Bytes]:
         """Returns what the next question brings along."""
@@ -319,11 +316,6 @@ class SpreadTable:
         part.waited = False
         return not part.keys.size
 
-    def _say(self, way: Way, frame: Frame, parts: list[Part]) -> None:
-        way.number += 1
-        way.under_way = frame, parts
-        self._send(way.host, *frame.parts())
-
     # -- what other homes answer -----------------------------------------------------------------------------
 
     def answered(self, host: int, answer: Frame) -> None:
@@ -338,7 +330,7 @@ class SpreadTable:
                 way.refused = answer.argument
                 way.pushes.appendleft((question.pushed, question.deltas))
                 way.not_before = time.monotonic() + _RETRY_SECONDS
-            self._fail(way, answer.argument, parts)
+            self._fail(host, answer.argument, parts)
             return
         pushed = question.pushed.size
         way.refused = 0 if pushed else way.refused
@@ -351,7 +343,7 @@ class SpreadTable:
                 else:
                     self.copies.enter(question.keys, answer.rows[pushed:])
             except OutOfMemoryError:
-                self._fail(Way(self.host), desk.HOST_FULL, parts)
+                self._fail(self.host, desk.HOST_FULL, parts)
         elif question.kind in _WITH_VALUES:
             self.copies.land(np.concatenate([question.pushed, question.keys]), answer.rows)
         way.again = False
@@ -387,11 +379,11 @@ class SpreadTable:
         if not asking.left:
             asking.done(desk.DONE_WELL, asking.total, answer)
 
-    def _fail(self, way: Way, code: int, parts: Iterable[Part]) -> None:
+    def _fail(self, host: int, code: int, parts: Iterable[Part]) -> None:
         for part in parts:
             if part.asking.left:
                 part.asking.left = 0
-                part.asking.done(code, way.host, None)
+                part.asking.done(code, host, None)
 
     def lost(self, host: int) -> None:
         """A host is lost, with the rows that live there."""
@@ -399,7 +391,7 @@ class SpreadTable:
         way.lost, way.refused = True, 0
         parts = way.under_way[1] if way.under_way is not None else []
         way.under_way = None
-        self._fail(way, desk.HOST_LOST, parts)
+        self._fail(host, desk.HOST_LOST, parts)
         self._end_if_lost(way)
 
     def _end_if_lost(self, way: Way) -> None:
@@ -407,7 +399,7 @@ class SpreadTable:
             parts = list(way.parts)
             for waiting in (way.parts, way.changed, way.pushes):
                 waiting.clear()
-            self._fail(way, desk.HOST_LOST, parts)
+            self._fail(way.host, desk.HOST_LOST, parts)
 
     # -- what other hosts ask of the rows that live here -----------------------------------------------------
 
@@ -416,17 +408,17 @@ class SpreadTable:
         try:
             return self._serve(question)
         except OutOfMemoryError:
-            return self._refusal(question, desk.HOST_FULL)
+            return question.refusal(desk.HOST_FULL)
         except ProtocolError:
             raise
         except MultiversoError:
-            return self._refusal(question, desk.REFUSED)
+            return question.refusal(desk.REFUSED)
 
     def _serve(self, question: Frame) -> Frame:
         kind, own = question.kind, self.own
         self._check(question)
         if kind == desk.FETCH and question.argument != self.spec:
-            return self._refusal(question, desk.OTHER_TABLE)
+            return question.refusal(desk.OTHER_TABLE)
         if question.pushed.size:
             own.apply(self._updater, own.enter(question.pushed, self._after), question.deltas)
         rows, keys, number = NO_BYTES, NO_KEYS, 0
@@ -446,7 +438,7 @@ class SpreadTable:
         elif kind == desk.OVERWRITE:
             own.overwrite(question.keys, question.rows)
         elif kind != desk.FETCH:
-            return self._refusal(question, desk.REFUSED)
+            return question.refusal(desk.REFUSED)
         if kind in _WITH_VALUES:
             rows = own.values(np.concatenate([question.pushed, question.keys]))
         return Frame(kind | ANSWER, self.number, question.number, number, keys=keys, rows=rows)
@@ -456,6 +448,3 @@ class SpreadTable:
         sizes[desk.OVERWRITE] = question.rows.shape == (question.keys.size, self.own.whole)
         if not sizes.get(question.kind, True):
             raise ProtocolError(f"a question of kind {question.kind} about {question.keys.size} keys")
-
-    def _refusal(self, question: Frame, code: int) -> Frame:
-        return Frame(question.kind | ANSWER | FAILED, self.number, question.number, code)
