@@ -198,7 +198,7 @@ class Centre:
 
     def _admit(self, host: int, before: int, incarnation: int) -> tuple[Talk, Talk]:
         """Gives a lost host's place to a new node; returns the conversation with it, and the old one."""
-        if not _takes_a_place(incarnation):
+        if not incarnation & 1:  # see `_new_incarnation`
             raise _TurnedAwayError("another node has begun as this host, and this one is not meant to take its place")
         why_not = self._coordinator.why_not()
         if why_not:
@@ -334,10 +334,6 @@ def _new_incarnation(takes_a_place: bool) -> int:
     So that is known before anything is made of its connection: an odd number ends the node that has the place now.
     """
     return int.from_bytes(os.urandom(8), "big") & ~1 | takes_a_place
-
-
-def _takes_a_place(incarnation: int) -> bool:
-    return bool(incarnation & 1)
 
 
 def _hello(roster: Roster, incarnation: int, generation: int) -> Hello:

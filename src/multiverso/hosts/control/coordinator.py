@@ -174,8 +174,7 @@ class Coordinator:
 
     def _welcome(self) -> list[ToHost]:
         """Admits who takes a lost host's place, once no table is half made and all hosts have come once."""
-        missing = any(known.address is None and not known.lost for known in self._hosts)
-        if not self._coming or self._tables.half_made or missing:
+        if not self._coming or self._tables.half_made or not self._hosts.all_came:
             return []
         coming = dict(self._coming)
         self._coming.clear()
@@ -214,7 +213,7 @@ class Coordinator:
 
     def _introduce(self) -> list[ToHost]:
         """Tells all where the others are, once every host has come, or was lost before it did."""
-        if self._introduced or any(known.address is None and not known.lost for known in self._hosts):
+        if self._introduced or not self._hosts.all_came:
             return []
         self._introduced = True
         return self._hosts.to_all(Peers([known.address for known in self._hosts]))
