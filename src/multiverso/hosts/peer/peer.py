@@ -49,7 +49,6 @@ class Peer:
 
     Attributes:
         failed: why it will never be connected, if that is so.
-        incarnation: the peer's, once it has been connected.
         traffic: what went over the connections.
     """
 
@@ -64,7 +63,6 @@ class Peer:
     ) -> None:
         self.number = number
         self.failed: str | None = None
-        self.incarnation: int | None = None
         self.traffic = Traffic()
         self._carried, self._name = carried, name
         self._pace, self._dial, self._latest = pace, dial, latest_seconds
@@ -171,17 +169,15 @@ class Peer:
         """The peer has connected. It takes the place of an older connection, whose threads end first."""
         with self._wake:
             newer = hello.incarnation != self._last[0] or hello.generation > self._last[1]
-            if self._dial is not None or not newer or self._closing.is_set():
-                refused, offered = channel, None
-            else:
-                refused, offered = None, self._offered
+            unwanted: Channel | None = channel
+            if self._dial is None and newer and not self._closing.is_set():
+                unwanted = self._offered[0] if self._offered else None
                 self._offered, self._last = (channel, hello), (hello.incarnation, hello.generation)
                 if self._channel is not None:
                     self._channel.shutdown()
             self._wake.notify_all()
-        for unwanted in (refused, offered[0] if offered else None):
-            if unwanted is not None:
-                unwanted.close()
+        if unwanted is not None:
+            unwanted.close()
 
     def round_trip(self) -> float:
         """Returns the shortest way there and back in seconds; ``FAR`` while that is not known."""
@@ -218,7 +214,13 @@ class Peer:
         self._closing.set()
         with self._wake:
             dialling = self._dialling
-        self._interrupt_wait()
+            for channel in (self._channel, self._offered[0] if self._offered else None):
+                if channel is not None:
+                    channel.shutdown()
+            if self._reaching is not None and self._channel is None:
+                with contextlib.suppress(OSError):  # it has not begun, or is over
+                    self._reaching.shutdown(socket.SHUT_RDWR)
+            self._wake.notify_all()
         if self._thread.ident is not None:
             if dialling:
                 return self._thread
@@ -270,17 +272,6 @@ class Peer:
             if self._closing.is_set():
                 raise OSError("this end is closing")
 
-    def _interrupt_wait(self) -> None:
-        """Ends what the receiving thread waits for, once it is to end."""
-        with self._wake:
-            for channel in (self._channel, self._offered[0] if self._offered else None):
-                if channel is not None:
-                    channel.shutdown()
-            if self._reaching is not None and self._channel is None:
-                with contextlib.suppress(OSError):  # it has not begun, or is over
-                    self._reaching.shutdown(socket.SHUT_RDWR)
-            self._wake.notify_all()
-
     def _converse(self, channel: Channel, hello: Hello) -> None:
         ended, begun = threading.Event(), False
         sender = threading.Thread(
@@ -292,7 +283,6 @@ class Peer:
                 if self._closing.is_set() or self._offered is not None:
                     return
             begun = True
-            self.incarnation = hello.incarnation
             self.traffic.connections += 1
             self._carried.connect(hello.incarnation)
             self._carried.at_distance(channel.round_trip())

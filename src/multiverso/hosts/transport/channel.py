@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import math
 import os
 import select
 import socket
 import sys
 import threading
-import time
 import weakref
-from collections.abc import Sequence
 
 from multiverso.deadline import Deadline
 from multiverso.errors import StartupError
@@ -125,9 +122,8 @@ class Plain(Channel):
         return False
 
     def flush(self) -> None:
-        if self._rest:
-            rest, self._rest = self._rest, []
-            send_all(self._socket, rest)
+        while self._rest:
+            drop(self._rest, self._socket.sendmsg(self._rest[:_MANY]))
 
     def recv_into(self, view: memoryview) -> int:
         # a large frame comes in dozens of pieces: the system puts them together without waking this thread for each
@@ -135,13 +131,6 @@ class Plain(Channel):
 
     def recv_now(self, view: memoryview) -> int:
         return self._socket.recv_into(view, 0, socket.MSG_DONTWAIT)
-
-
-def send_all(connection: socket.socket, parts: Sequence[bytes | bytearray | memoryview]) -> None:
-    """Sends every byte of all parts with as few calls as it takes."""
-    left = [memoryview(part) for part in parts if len(part)]
-    while left:
-        drop(left, connection.sendmsg(left[:_MANY]))
 
 
 def drop(parts: list[memoryview], sent: int) -> None:
@@ -158,12 +147,10 @@ def receive_some(connection: socket.socket, most: int, deadline: Deadline) -> by
     Raises:
         TimeoutError: nothing came in time.
     """
-    left = deadline.left()
-    until = None if left == math.inf else time.monotonic() + left
     poll = select.poll()
     poll.register(connection, select.POLLIN)
-    while not poll.poll(500 if until is None else max(0.0, min(500.0, 1000 * (until - time.monotonic())))):
-        if until is not None and time.monotonic() >= until:
+    while not poll.poll(1000 * deadline.slice_left()):
+        if deadline.passed:
             raise TimeoutError(f"the other host said nothing for {deadline}")
     return connection.recv(most)
 

@@ -133,18 +133,15 @@ class Encrypted(Channel):
     def _read(self, flags: int) -> bool:
         """Receives what OpenSSL decrypts next; returns whether anything came."""
         count = self._socket.recv_into(self._received, 0, flags)
-        if count:
-            self._read_from(count)
-        return count > 0
-
-    def _read_from(self, count: int) -> None:
-        """OpenSSL reads next so many of the bytes that were received; it has taken in all that came before."""
-        with self._lock:
+        if not count:
+            return False
+        with self._lock:  # OpenSSL has taken in all that came before
             received = self._library.BIO_new_mem_buf(self._address_of(self._received), count)
             if received == self._null:
                 raise MemoryError("OpenSSL has no memory for what was received")
             self._library.BIO_set_mem_eof_return(received, -1)  # after these bytes others will come
             self._library.SSL_set_bio(self._ssl, received, self._out)  # frees the last one; ``_out`` stays
+        return True
 
     def _decrypt(self, view: memoryview, got: int) -> tuple[int, bool]:
         """Continues to fill the view; returns how many bytes are in it now, and whether the other side has ended."""
