@@ -25,7 +25,6 @@ state alone.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import replace
 
 import numpy as np
 
@@ -134,7 +133,7 @@ class Link(Carried):
             for chunk in here:
                 part = table.held.copy.chunks[chunk]
                 table.here[chunk] = Here(part, np.zeros(part.size, table.held.copy.dtype))
-            table.opened = replace(table.opened, epoch=epoch)
+            table.opened = table.opened._replace(epoch=epoch)
             self._state.say_open(table)
             if table.ready and not was_ready:
                 self._state.queues.send_again(table)

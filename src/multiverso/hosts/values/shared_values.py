@@ -9,11 +9,10 @@ from __future__ import annotations
 import os
 import threading
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from multiverso.hosts.peer.resources import Array
 from multiverso.hosts.values.copies import Changes, Copy
 from multiverso.hosts.values.options import RuleBetween
 from multiverso.layout import words as at
@@ -21,8 +20,6 @@ from multiverso.memory import heap
 from multiverso.memory.segment import Segment
 from multiverso.shards.shard import Shard, initialise
 from multiverso.spec.table import Places, TableSpec
-
-Array = npt.NDArray[Any]
 
 
 @dataclass
