@@ -306,10 +306,9 @@ class Outpost:
             hello = _hello(self._roster, self._incarnation, generation)
             end = Deadline.after(_AGAIN_SECONDS)
             return connect(self._roster.coordinator, credentials_of(self._roster), hello, end, begun)
-        except RefusedError:
-            raise
         except (OSError, MultiversoError) as error:
-            if self._said_at != conversation.cuts and conversation.ended is None:
+            is_new = self._said_at != conversation.cuts and conversation.ended is None
+            if is_new and not isinstance(error, RefusedError):
                 self._said_at = conversation.cuts
                 log(f"the connection to {self._roster.names[0]} is cut, and is tried again ({error})")
             raise

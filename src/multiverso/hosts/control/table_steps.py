@@ -100,11 +100,10 @@ class TableSteps:
 
     def lose(self, host: int) -> list[ToHost]:
         """The others no longer wait for a host."""
-        orders: list[ToHost] = []
-        for key, creation in list(self._creations.items()):
+        for creation in self._creations.values():
             creation.asked.pop(host, None)
             creation.waits_for.discard(host)
-            orders += self._proceed(key, creation)
+        orders = self.proceed()
         for number in list(self._unused):
             orders += self._part_or_free(number)
         return orders

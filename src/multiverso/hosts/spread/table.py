@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
 import numpy as np
+import numpy.typing as npt
 
 from multiverso.errors import MultiversoError, OutOfMemoryError
 from multiverso.hosts.peer.frames import ProtocolError
@@ -221,11 +222,9 @@ class SpreadTable:
         """Takes what copies that have gone had been added, once no worker can be adding to one."""
         if (left := self.copies.left()) is not None:
             keys, deltas = left
-            homes = self._homes[groups_of(keys)]
-            for home in np.unique(homes).tolist():
-                here = homes == home
-                if not self.ways[home].lost:
-                    self.ways[home].pushes.append((keys[here], deltas[here]))
+            for way, here in self._by_home(keys):
+                if not way.lost:
+                    way.pushes.append((keys[here], deltas[here]))
 
     @property
     def is_settled(self) -> bool:
@@ -239,10 +238,15 @@ class SpreadTable:
         return next(((way.refused, way.host) for way in self.ways.values() if way.refused), (desk.DONE_WELL, 0))
 
     def _sort_out(self, keys: Keys) -> None:
-        homes = self._homes[groups_of(keys)] if keys.size else ()
+        for way, here in self._by_home(keys):
+            mine = keys[here]
+            way.changed.extend(mine[low : low + self._most] for low in range(0, mine.size, self._most))
+
+    def _by_home(self, keys: Keys) -> Iterator[tuple[Way, npt.NDArray[np.bool_]]]:
+        """Gives each home of the keys, and which of them live there."""
+        homes = self._homes[groups_of(keys)] if keys.size else NO_KEYS
         for home in np.unique(homes).tolist():
-            here = keys[homes == home]
-            self.ways[home].changed.extend(here[low : low + self._most] for low in range(0, here.size, self._most))
+            yield self.ways[home], homes == home
 
     def pump(self, way: Way) -> None:
         """Sends a home what there is, unless it has not answered yet."""
@@ -389,14 +393,12 @@ class SpreadTable:
         """A host is lost, with the rows that live there."""
         way = self.ways[host]
         way.lost, way.refused = True, 0
-        parts = way.under_way[1] if way.under_way is not None else []
-        way.under_way = None
-        self._fail(host, desk.HOST_LOST, parts)
         self._end_if_lost(way)
 
     def _end_if_lost(self, way: Way) -> None:
         if way.lost:
-            parts = list(way.parts)
+            parts = [*(way.under_way[1] if way.under_way is not None else ()), *way.parts]
+            way.under_way = None
             for waiting in (way.parts, way.changed, way.pushes):
                 waiting.clear()
             self._fail(way.host, desk.HOST_LOST, parts)
