@@ -390,8 +390,8 @@ def test_another_version_is_refused_in_words(encrypted: bool, monkeypatch: pytes
     assert "version 99" in str(_refusal(job, job))
 
 
-def _pack_of_version_99(self: Hello, job: bytes, nonce: bytes, pack: Any = Hello.pack) -> bytes:
-    raw = pack(self, job, nonce)
+def _pack_of_version_99(self: Hello, job: Credentials, pack: Any = Hello.pack) -> bytes:
+    raw = pack(self, job)
     return raw[:4] + (99).to_bytes(2, "big") + raw[6:]
 
 

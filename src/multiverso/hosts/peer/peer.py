@@ -16,7 +16,7 @@ from multiverso.deadline import Deadline
 from multiverso.errors import MultiversoError
 from multiverso.hosts.peer.frames import GREETING, HEADER_BYTES, LONGEST_BODY, Carried, Outgoing, ProtocolError, Reader
 from multiverso.hosts.peer.resources import Pace
-from multiverso.hosts.transport.channel import FAR, Channel, RefusedError, start_or_raise
+from multiverso.hosts.transport.channel import FAR, Channel, RefusedError
 from multiverso.hosts.transport.handshake import HANDSHAKE_SECONDS, Begun, Hello
 from multiverso.node_log import log
 
@@ -121,7 +121,7 @@ class Peer:
         """Like `pump`; returns whether the sender is to be woken."""
         if self._sending.acquire(blocking=False):
             try:
-                left = self._pump(self._live)
+                return self._pump(self._live)
             except (OSError, MemoryError) as error:
                 self._log_if_unsendable(error)
                 if self._live is not None:
@@ -129,9 +129,7 @@ class Peer:
                 return False
             finally:
                 self._sending.release()
-        else:
-            left = self._carried.wait(time.monotonic())
-        return left is not None
+        return self._carried.wait(time.monotonic()) is not None
 
     @property
     def _has_words(self) -> bool:
@@ -143,21 +141,20 @@ class Peer:
             self.traffic.bytes_sent += HEADER_BYTES + outgoing.header.length
         return outgoing
 
-    def _pump(self, channel: Channel | None) -> float | None:
-        """Returns the seconds until there is something for the sender, 0 for at once, None for nothing."""
+    def _pump(self, channel: Channel | None) -> bool:
         if channel is None:
-            return None
+            return False
         if self._unsent is not None:
-            return 0.0
+            return True
         while True:
             outgoing = self._unsent = self._next(_SMALL_BYTES)
             if outgoing is None:
-                return self._carried.wait(time.monotonic())
+                return self._carried.wait(time.monotonic()) is not None
             if not channel.send_now(outgoing.header.pack(), outgoing.body, *outgoing.more):
-                return 0.0
+                return True
             self._sent()
             if not self._carried.has_something:
-                return None
+                return False
 
     def _sent(self) -> None:
         """What `pump` has begun to send is sent, or its connection has ended."""
@@ -288,7 +285,10 @@ class Peer:
             self._carried.at_distance(channel.round_trip())
             with self._sending:
                 self._live = channel
-            start_or_raise(sender)
+            try:
+                sender.start()
+            except RuntimeError as error:  # the system gives no thread, perhaps not for long
+                raise MemoryError(str(error)) from error
             self._reader = Reader(self._carried.accept)
             self._receive(channel)
         finally:

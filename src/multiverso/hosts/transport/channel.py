@@ -7,7 +7,6 @@ import os
 import select
 import socket
 import sys
-import threading
 import weakref
 
 from multiverso.deadline import Deadline
@@ -153,18 +152,6 @@ def receive_some(connection: socket.socket, most: int, deadline: Deadline) -> by
         if deadline.passed:
             raise TimeoutError(f"the other host said nothing for {deadline}")
     return connection.recv(most)
-
-
-def start_or_raise(thread: threading.Thread) -> None:
-    """Starts a thread of a connection.
-
-    Raises:
-        MemoryError: the system gives none, perhaps not for long.
-    """
-    try:
-        thread.start()
-    except RuntimeError as error:
-        raise MemoryError(str(error)) from error
 
 
 def _after_fork_in_child() -> None:

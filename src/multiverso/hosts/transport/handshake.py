@@ -22,7 +22,7 @@ import os
 import socket
 import struct
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from multiverso.deadline import Deadline
 from multiverso.hosts.transport.channel import Channel, Plain, RefusedError, receive_some
@@ -30,15 +30,8 @@ from multiverso.hosts.transport.credentials import Credentials
 from multiverso.hosts.transport.tls import context_of, encrypt
 
 VERSION = 3  # of all that nodes say to each other; the handshake refuses any other
-VALUES, CONTROL, MESSAGES, ROUNDS, PUBLICATIONS, ROWS = 1, 2, 3, 4, 5, 6
-ROLES = {
-    VALUES: "values",
-    CONTROL: "control",
-    MESSAGES: "messages",
-    ROUNDS: "rounds",
-    PUBLICATIONS: "publications",
-    ROWS: "rows",
-}
+ROLES = dict(enumerate(("values", "control", "messages", "rounds", "publications", "rows"), 1))
+VALUES, CONTROL, MESSAGES, ROUNDS, PUBLICATIONS, ROWS = ROLES
 _MAGIC = b"MVHS"
 _NONCE = _PROOF = 32
 _HELLO = struct.Struct(f"!4sHHIIQQ16s{_NONCE}s")
@@ -70,11 +63,10 @@ class Hello:
     generation: int = 1
     role: int = VALUES
 
-    def pack(self, job: bytes, nonce: bytes) -> bytes:
-        """Returns it as it travels."""
-        return _HELLO.pack(
-            _MAGIC, VERSION, self.role, self.host, self.hosts, self.incarnation, self.generation, job, nonce
-        )
+    def pack(self, credentials: Credentials) -> bytes:
+        """Returns it as it travels, another time with another nonce."""
+        me = self.role, self.host, self.hosts, self.incarnation, self.generation
+        return _HELLO.pack(_MAGIC, VERSION, *me, job_of(credentials), os.urandom(_NONCE))
 
 
 def job_of(credentials: Credentials) -> bytes:
@@ -100,14 +92,14 @@ def connect(
         undo.callback(connection.close)
         _prepare(connection)
         pipe = _Pipe(connection, credentials, False, deadline)
-        hello = me.pack(job_of(credentials), os.urandom(_NONCE))
+        hello = me.pack(credentials)
         pipe.send(hello)
         theirs_raw = pipe.receive_or_refused(_HELLO.size)
         theirs = _checked(theirs_raw, credentials, me.role)
         if not hmac.compare_digest(pipe.receive(_PROOF), _proof(credentials, b"listens", hello, theirs_raw)):
             raise RefusedError(f"{address[0]}:{address[1]} does not know this job's secret")
         pipe.send(_proof(credentials, b"connects", hello, theirs_raw))
-        pipe.welcome()
+        pipe.refused_unless(pipe.receive(_ANSWER.size))
         connection.settimeout(None)
         undo.pop_all()
         return pipe.channel, theirs
@@ -151,9 +143,7 @@ def accept(connection: socket.socket, credentials: Credentials, me: Hello, deadl
         except RefusedError as error:
             pipe.refuse(str(error))
             raise
-        mine = Hello(me.host, me.hosts, me.incarnation, theirs.generation, theirs.role).pack(
-            job_of(credentials), os.urandom(_NONCE)
-        )
+        mine = replace(me, generation=theirs.generation, role=theirs.role).pack(credentials)
         pipe.send(mine + _proof(credentials, b"listens", hello, mine))
         if not hmac.compare_digest(pipe.receive(_PROOF), _proof(credentials, b"connects", hello, mine)):
             pipe.refuse("this host does not know the job's secret")
@@ -240,13 +230,11 @@ class _Pipe:
         head = self.receive(_ANSWER.size)
         if head == _MAGIC:
             return head + self.receive(count - len(head))
-        self._said(head)
+        self.refused_unless(head)
         raise RefusedError("the other end of the connection is not a node of multiverso")
 
-    def welcome(self) -> None:
-        self._said(self.receive(_ANSWER.size))
-
-    def _said(self, head: bytes) -> None:
+    def refused_unless(self, head: bytes) -> None:
+        """Raises what an answer says, unless that is "welcome"."""
         code, length = _ANSWER.unpack(head)
         if code == 1 and length <= _LONGEST_TEXT:
             raise RefusedError(f"refused by the other host: {self.receive(length).decode(errors='replace')}")
