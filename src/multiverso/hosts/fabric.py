@@ -27,7 +27,7 @@ from multiverso.hosts.values.held_tables import HeldTables
 from multiverso.hosts.values.link import Link
 from multiverso.hosts.values.loop import Loop
 from multiverso.hosts.values.options import Every
-from multiverso.hosts.values.state import Held, Ticket
+from multiverso.hosts.values.state import Held
 from multiverso.shards.shard import Shard
 
 _SOON_SECONDS, _LATER_SECONDS = 0.002, 0.05
@@ -221,21 +221,19 @@ class Fabric:
         self._settle(deadline, tables, take=True)
 
     def _settle(self, deadline: Deadline, tables: Iterable[int] | None, take: bool) -> None:
-        wanted = None if tables is None else set(tables)
-        in_rounds = set(self.rounds.state.tables)
-        if wanted is not None:
-            in_rounds &= wanted
+        wanted = {*self.rounds.state.tables, *self.tables.held} if tables is None else set(tables)
+        in_rounds = wanted & self.rounds.state.tables.keys()
         for number in () if take else in_rounds:
             self.rounds.begin(number)
         while not self._await_settled(deadline, wanted, in_rounds, take):
             pass  # there are new homes
         if take:  # the values that all begin with are there
             with self._lock:
-                for table_id in self.tables.ruled:
-                    for link in self.links.values() if wanted is None or table_id in wanted else ():
+                for table_id in wanted.intersection(self.tables.ruled):
+                    for link in self.links.values():
                         link.begin_ruling(table_id)
 
-    def _await_settled(self, deadline: Deadline, wanted: set[int] | None, in_rounds: set[int], take: bool) -> bool:
+    def _await_settled(self, deadline: Deadline, wanted: set[int], in_rounds: set[int], take: bool) -> bool:
         """Returns whether it is done; False where hosts were lost meanwhile, so that others have to be asked."""
         refused = Deadline.after(_REFUSED_SECONDS)
         with self._lock:
@@ -244,7 +242,11 @@ class Fabric:
             tickets = {peer: self.links[peer].settle(take, wanted) for peer in ends}
         for end in ends.values():
             end.pump()
-        self._receive_for(tickets, ends)
+        # in this thread, if it comes at once: no thread has to be woken then
+        until = time.monotonic() + _AT_ONCE_SECONDS
+        for peer, ticket in tickets.items():
+            while not ticket.done and time.monotonic() < until:
+                ends[peer].receive_now()
         with self._settled:
             while True:
                 left = {peer: ticket for peer, ticket in tickets.items() if not ticket.done}
@@ -260,13 +262,6 @@ class Fabric:
                     peers = ", ".join(map(str, sorted(awaited)))
                     raise WaitTimeoutError(f"host {self.host} could not {what} host(s) {peers} within {deadline}")
                 self._settled.wait(deadline.slice_left())
-
-    def _receive_for(self, tickets: Mapping[int, Ticket], ends: Mapping[int, Peer | Loop]) -> None:
-        """Receives what is waited for in this thread, if it comes at once: no thread has to be woken then."""
-        until = time.monotonic() + _AT_ONCE_SECONDS
-        for peer, ticket in tickets.items():
-            while not ticket.done and time.monotonic() < until:
-                ends[peer].receive_now()
 
     def _went(self, peer: int) -> bool:
         """Returns whether a host is lost and the others continue without it."""

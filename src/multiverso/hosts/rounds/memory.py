@@ -29,7 +29,8 @@ class RoundMemory:
         self._shard = shard
         self._control = control
         local = set(local)
-        self._local = _bits(local)
+        bits = sum(1 << worker for worker in local)
+        self._local = bits - (1 << at.MAX_WORKERS) if bits >> (at.MAX_WORKERS - 1) else bits
         self._begins = int(shard.spec.updater == "add")
         self.dtype = np.dtype(shard.spec.dtype)
         self.elements = shard.spec.elements
@@ -94,12 +95,10 @@ class RoundMemory:
         block = self._control + at.worker_block(worker)
         here = (self._local >> worker) & 1 and self._shard.enrolled(worker)
         alive = load32(block + at.LIVENESS) == at.ALIVE and load32(block + at.PARTICIPATION) == at.ACTIVE
-        return bool(here and alive) and not self._waits_elsewhere(block)
-
-    def _waits_elsewhere(self, block: int) -> bool:
-        """Whether a worker waits for all others: its read has raised, and one of them may need the values."""
+        # it may wait for all others: its read has raised, and one of them may need the values
         kind, target = load32(block + at.WAIT_KIND), load64(block + at.WAIT_TARGET)
-        return kind == at.FOR_TABLE or (kind == at.FOR_BARRIER and target > load64(self._control + at.RELEASED))
+        elsewhere = kind == at.FOR_TABLE or (kind == at.FOR_BARRIER and target > load64(self._control + at.RELEASED))
+        return bool(here and alive) and not elsewhere
 
     def fill_bytes(self, chunk: int) -> int:
         """Returns the bytes of a chunk of the values, with the updater's arrays and the words that go with them."""
@@ -146,8 +145,3 @@ class RoundMemory:
 
     def _place(self, chunk: int) -> slice:
         return slice(chunk * self.chunk, (chunk + 1) * self.chunk)
-
-
-def _bits(workers: Iterable[int]) -> int:
-    bits = sum(1 << worker for worker in workers)
-    return bits - (1 << at.MAX_WORKERS) if bits >> (at.MAX_WORKERS - 1) else bits

@@ -6,7 +6,7 @@ copy pushes to them over a link to itself.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from ctypes import addressof, c_int32
 
 import numpy as np
@@ -83,7 +83,7 @@ class HeldTables:
         """The tables with a rule between hosts."""
         return [number for number, held in self.held.items() if held.outer is not None]
 
-    def rehome(self, hosts: list[int], gone: Iterable[Link], left: Mapping[int, Link]) -> None:
+    def rehome(self, hosts: list[int], gone: list[Link], left: Mapping[int, Link]) -> None:
         """Gives what lived at lost hosts new homes.
 
         Args:
@@ -92,13 +92,10 @@ class HeldTables:
             left: all other links by host, this host's to itself included where there is one.
         """
         self.survivors.append(hosts)
-        lost = list(gone)
         for number, held in self.held.items():
             homes = rehomed(held.homes, hosts)
             moved = [chunk for chunk, home in enumerate(held.homes) if homes[chunk] != home]
-            agreed: dict[int, Array] = {}
-            for link in lost:
-                agreed.update(link.hand_over(number))
+            agreed = {chunk: values for link in gone for chunk, values in link.hand_over(number).items()}
             here = [chunk for chunk in moved if homes[chunk] == self._host]
             held.homes = homes
             if held.outer is not None:

@@ -29,7 +29,7 @@ from collections.abc import Callable, Iterable, Iterator
 import numpy as np
 
 from multiverso.errors import ClosedError, MultiversoError
-from multiverso.hosts.peer.frames import LONGEST_BODY, Carried, Header, Outgoing, ProtocolError
+from multiverso.hosts.peer.frames import LONGEST_BODY, Header, Outgoing, ProtocolError
 from multiverso.hosts.peer.resources import Array, Buffers, Pace
 from multiverso.hosts.transport.channel import megabytes_for
 from multiverso.hosts.values import codecs, frames
@@ -43,7 +43,7 @@ from multiverso.spec.table import DTYPES
 WINDOW = 8
 
 
-class Link(Carried):
+class Link(Receiving):
     """This host's end of a pair.
 
     Args:
@@ -57,13 +57,11 @@ class Link(Carried):
     def __init__(
         self, me: int, peer: int, pace: Pace, window: int = WINDOW, settled: Callable[[], None] = lambda: None
     ) -> None:
+        super().__init__(LinkState(peer, Buffers(2 * window), Queues(window, pace)), settled)
         self.me, self.peer = me, peer
         self._pace = pace
         self._incarnation: int | None = None
         self._ticket = 0
-        self._state = LinkState(peer, Buffers(2 * window), Queues(window, pace))
-        receiving = Receiving(self._state, settled)
-        self.accept, self.arrived, self.wake = receiving.accept, receiving.arrived, receiving.wake  # type: ignore[method-assign]
 
     # -- tables ----------------------------------------------------------------------------------------------
 
@@ -173,7 +171,7 @@ class Link(Carried):
 
     def _drop(self) -> None:
         self._state.queues.words.clear()
-        self._state.queues.drop_again()
+        self._state.queues.again.clear()
         while self._state.queues.answers:
             self.sent(self._state.queues.answers.popleft())
         for table in self._state.tables.values():
@@ -184,12 +182,10 @@ class Link(Carried):
     def look(self, now: float) -> float | None:
         """Begins the passes that are due and tells the peer news; returns what `wait` does."""
         with self._state.lock:
-            if not self._state.connected:
-                return None
             for table in self._state.tables.values():
-                if table.ready:
+                if self._state.connected and table.ready:
                     self._state.begin_what_is_due(table, now)
-            return self._state.queues.wait(now)
+            return self.wait(now)
 
     @property
     def passing(self) -> bool:

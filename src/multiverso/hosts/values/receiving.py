@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from multiverso.errors import ClosedError
-from multiverso.hosts.peer.frames import NOTHING, Header, Outgoing, ProtocolError, memory_for, unknown
+from multiverso.hosts.peer.frames import NOTHING, Carried, Header, Outgoing, ProtocolError, memory_for, unknown
 from multiverso.hosts.peer.resources import owner, view
 from multiverso.hosts.values import codecs, frames
 from multiverso.hosts.values.coding import repeat_answer, take_answer, take_push
@@ -16,7 +16,7 @@ _ENOUGH = 8  # frames of a chunk that a settle waits for while workers keep addi
 _WORDS = frozenset((frames.OPEN, frames.CLOSE, frames.NEWS))
 
 
-class Receiving:
+class Receiving(Carried):
     """What becomes of frames that arrive. One thread at a time; another may send meanwhile.
 
     Args:

@@ -83,22 +83,20 @@ class SharedValues:
             frame: what was pushed.
             spare: memory of the same size, which is written to.
         """
+        number = frame.dtype.type
         with self._lock:
-            self._step(chunk, peer, frame, spare)
-
-    def _step(self, chunk: int, peer: int | None, frame: Array, spare: Array) -> None:
-        frame /= frame.dtype.type(self.hosts)
-        if self.rule.name != "diloco":
-            return
-        state = self._momenta[chunk]
-        state.sum += frame
-        if peer is not None:
-            state.pushed.add(peer)
-        frame *= frame.dtype.type(self.rule.lr)
-        if len(state.pushed) >= self.hosts:
-            state.m *= frame.dtype.type(self.rule.momentum)
-            state.m += state.sum
-            np.multiply(state.m, frame.dtype.type(self.rule.lr * self.rule.momentum), out=spare)
-            frame += spare
-            state.sum[:] = 0
-            state.pushed.clear()
+            frame /= number(self.hosts)
+            if self.rule.name != "diloco":
+                return
+            state = self._momenta[chunk]
+            state.sum += frame
+            if peer is not None:
+                state.pushed.add(peer)
+            frame *= number(self.rule.lr)
+            if len(state.pushed) >= self.hosts:
+                state.m *= number(self.rule.momentum)
+                state.m += state.sum
+                np.multiply(state.m, number(self.rule.lr * self.rule.momentum), out=spare)
+                frame += spare
+                state.sum[:] = 0
+                state.pushed.clear()

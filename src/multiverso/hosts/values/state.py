@@ -158,7 +158,7 @@ class Queues:
         self._window = window
         self._under_way = self._bytes_under_way = 0
         self._pace = pace
-        self._again: deque[UnderWay] = deque()
+        self.again: deque[UnderWay] = deque()
         self._urgent: deque[tuple[LinkTable, Away]] = deque()
         self._todo: deque[tuple[LinkTable, Away]] = deque()
 
@@ -193,18 +193,14 @@ class Queues:
 
     def send_again(self, table: LinkTable) -> None:
         """A connection, or new homes, have begun: what is under way may never have arrived."""
-        self._again.extend(part.frame for part in table.away.values() if part.frame is not None)
-
-    def drop_again(self) -> None:
-        """The connection has ended."""
-        self._again.clear()
+        self.again.extend(part.frame for part in table.away.values() if part.frame is not None)
 
     def forget(self, table: LinkTable) -> None:
         """Drops all frames of a table."""
         mine = {part.frame for part in table.away.values()}
         self._urgent = deque(entry for entry in self._urgent if entry[0] is not table)
         self._todo = deque(entry for entry in self._todo if entry[0] is not table)
-        self._again = deque(frame for frame in self._again if frame not in mine)
+        self.again = deque(frame for frame in self.again if frame not in mine)
         for part in table.away.values():
             if part.frame is not None:
                 # a part of it may still be to send: its memory is not used again
@@ -215,11 +211,11 @@ class Queues:
     @property
     def has_something(self) -> bool:
         """Whether any queue has something."""
-        return bool(self.answers or self._todo or self._urgent or self.words or self._again)
+        return bool(self.answers or self._todo or self._urgent or self.words or self.again)
 
     def wait(self, now: float) -> float | None:
         """Returns the seconds until there is something to send: 0 for at once, None to wait for an event."""
-        if self.words or self.answers or self._again:
+        if self.words or self.answers or self.again:
             return 0.0
         if self._is_full:
             return None
@@ -233,8 +229,8 @@ class Queues:
             return self.words.popleft()
         if self.answers:
             return self.answers.popleft()
-        if self._again:
-            frame = self._again.popleft()
+        if self.again:
+            frame = self.again.popleft()
             return Outgoing(frame.header, frame.body)
         return None
 
@@ -275,8 +271,8 @@ class Queues:
 
     def came_back(self, part: Away) -> None:
         """A chunk is under way no more."""
-        if part.frame is not None and part.frame in self._again:  # its answer crossed new homes
-            self._again.remove(part.frame)
+        if part.frame is not None and part.frame in self.again:  # its answer crossed new homes
+            self.again.remove(part.frame)
         self._end(part)
 
     def _end(self, part: Away) -> None:
