@@ -72,20 +72,15 @@ class ChainState:
             return None
         if outbox:
             return outbox[0]
-        before, after = self.before, self.next
         for table in self.tables.values():
             if peer not in table.theirs:
                 continue
-            if peer == after:
-                step = max(table.pushed, table.arrived) + 1
-                found = table.sums.get(step)
-                if found is not None:
-                    return table, frames.SUM, step, found
-            elif peer == before:
-                step = max(table.returned, table.known) + 1
-                found = table.totals.get(step)
-                if found is not None:
-                    return table, frames.TOTAL, step, found
+            if peer == self.next:
+                kind, step, kept = frames.SUM, max(table.pushed, table.arrived) + 1, table.sums
+            else:
+                kind, step, kept = frames.TOTAL, max(table.returned, table.known) + 1, table.totals
+            if step in kept:
+                return table, kind, step, kept[step]
         return None
 
     # -- words to other hosts -------------------------------------------------------------------------------

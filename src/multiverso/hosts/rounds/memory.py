@@ -118,10 +118,9 @@ class RoundMemory:
         shard, (words, parts) = self._shard, self._parts(found)
         self._found = words.copy()
         side = int(words["round"][0]) & 1
-        for number, part in enumerate(parts):
-            start = shard.places.states[side] + (number - 1) * self.elements * self.dtype.itemsize
-            start = start if number else shard.places.buffers[side]
-            shard.segment.array(start, self.elements, shard.spec.dtype)[self._place(chunk)] = part
+        values = shard.segment.array(shard.places.buffers[side], self.elements, self.dtype)
+        for whole, part in zip((values, *shard.states_at(shard.places.states[side])), parts, strict=True):
+            whole[self._place(chunk)] = part
 
     def _parts(self, whole: Array) -> tuple[Array, Array]:
         """Returns the words, and a row of each array."""

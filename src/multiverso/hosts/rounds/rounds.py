@@ -242,12 +242,9 @@ class Rounds:
         step = table.folded + 1
         heads, after = self.state.before is None, self.state.next
         with self.state.state_lock:
-            if heads:
-                found = None
-                if step <= table.arrived + self.state.ahead:
-                    found = Sum(0, NO_BYTES, 0, known=table.arrived)
-            else:
-                found = table.incoming.get(step)
+            found = table.incoming.get(step)
+            if heads and step <= table.arrived + self.state.ahead:
+                found = Sum(0, NO_BYTES, 0, known=table.arrived)
         turn, chunk = table.turn_and_chunk(step)
         if found is None:
             return False
