@@ -64,7 +64,7 @@ def run(seconds: float, seed: int, least: int = 0) -> int:
             Adder(shard).add(np.ones(1000))
         barrier(made)
         hello = Hello(1, 2, 5).pack(job)
-        place = made[0].peers.address
+        place = made[1].peers._addresses[0]
         grown, until = 0, time.monotonic() + seconds
         while rounds < _LEAST_ROUNDS or tried < least or time.monotonic() < until:
             rounds += 1

@@ -251,7 +251,7 @@ def test_a_job_goes_on_without_a_lost_host_which_may_come_again() -> None:
             again.attach(1, new)
             for peer in (0, 1):
                 made[peer].joined(2)
-                again.connect(peer, made[peer].peers.address)
+                again.connect(peer, made[2].peers._addresses[peer])
             again.take(Deadline.after(60))
             assert np.all(new.values() == 5)
             Adder(new).add(np.ones(CHUNKS.elements))
@@ -427,7 +427,7 @@ def _refusal(listens: Credentials, connects: Credentials) -> BaseException:
 def test_a_stranger_that_says_nothing_or_nonsense_hinders_nobody() -> None:
     with fabrics(2, share=0) as made:
         shards = [new_shard(TableSpec("array", 1, 5)) for _ in made]
-        place = made[0].peers.address
+        place = made[1].peers._addresses[0]
         with socket.create_connection(place) as silent, socket.create_connection(place) as loud:
             loud.sendall(b"GET / HTTP/1.1\r\n\r\n" + bytes(200))
             for fabric, shard in zip(made, shards, strict=True):

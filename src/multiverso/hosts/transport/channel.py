@@ -108,17 +108,10 @@ class Plain(Channel):
         self._rest: list[memoryview] = []
 
     def send_now(self, *parts: bytes | bytearray | memoryview) -> bool:
-        left = [*self._rest, *parts]
-        try:
-            sent = self._socket.sendmsg(left, (), socket.MSG_DONTWAIT)
-        except BlockingIOError:
-            sent = 0
-        if sent == sum(map(len, left)):
-            self._rest = []
-            return True
-        self._rest = [memoryview(part) for part in left]
-        drop(self._rest, sent)
-        return False
+        self._rest += map(memoryview, parts)
+        with contextlib.suppress(BlockingIOError):
+            drop(self._rest, self._socket.sendmsg(self._rest, (), socket.MSG_DONTWAIT))
+        return not self._rest
 
     def flush(self) -> None:
         while self._rest:
