@@ -84,8 +84,8 @@ class Fabric:
         with self._lock:
             self.links[peer] = link
             if peer != self.host:  # another host's place may have been another's, which had these
-                for table_id in self.tables.held:
-                    self.tables.attach_to(link, table_id)
+                for table_id, held in self.tables.held.items():
+                    link.attach(table_id, held, self.tables.epoch)
         return link
 
     @property
@@ -145,7 +145,7 @@ class Fabric:
             if held.outer is not None and self.host not in self.links:
                 self._loops[self.host] = Loop(self._new_link(self.host))
             for link in self._links_of(held):
-                self.tables.attach_to(link, table_id)
+                link.attach(table_id, held, self.tables.epoch)
         self._poke()
 
     def _links_of(self, held: Held) -> list[Link]:
@@ -237,7 +237,7 @@ class Fabric:
         """Returns whether it is done; False where hosts were lost meanwhile, so that others have to be asked."""
         refused = Deadline.after(_REFUSED_SECONDS)
         with self._lock:
-            losses = len(self.tables.survivors)
+            epoch = self.tables.epoch
             ends = {peer: end for peer, end in self.ends.items() if not self._went(peer)}
             tickets = {peer: self.links[peer].settle(take, wanted) for peer in ends}
         for end in ends.values():
@@ -253,7 +253,7 @@ class Fabric:
                 late = take and not all(map(self.rounds.is_whole, in_rounds))
                 if not (left or late):
                     return True
-                if len(self.tables.survivors) != losses:
+                if self.tables.epoch != epoch:
                     return False
                 awaited = left or [peer for peer in range(self.hosts) if peer != self.host and not self._went(peer)]
                 self._check(awaited, refused)
@@ -316,7 +316,7 @@ class Fabric:
         for way in gone:
             self.peers.end(*way)
         with self._lock:
-            self.tables.rehome(hosts, [link for peer, link in self.links.items() if peer not in hosts], self.links)
+            self.tables.rehome(hosts, self.links)
             self._lost |= {peer for _, peer in gone}
         for way in gone:  # it may return: nothing is known of it then
             self.peers.renew(*way)

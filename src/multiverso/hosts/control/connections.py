@@ -274,7 +274,7 @@ class Outpost:
         self._incarnation = _new_incarnation(roster.times_replaced > 0)
         self._said_at = 0  # of which cut it was said that the connection is tried again
         first = _dial(roster, self._incarnation)
-        self._talk = Talk(0, Timeouts.of(roster.grace), self._obey, self._dial_again, first)
+        self._talk = Talk(0, Timeouts.of(roster.grace), lambda body: deliver(order_of(body)), self._dial_again, first)
         self._talk.say(encoded(HelloReport(address)))
         self._watching = threading.Thread(target=self._watch, name="multiverso-hosts-watch", daemon=True)
         self._watching.start()
@@ -294,9 +294,6 @@ class Outpost:
         self._talk.end("its node has ended")
         self._talk.close(Deadline.after(FLUSH_SECONDS))
         self._watching.join(_JOIN_SECONDS)
-
-    def _obey(self, body: memoryview) -> None:
-        self._deliver(order_of(body))
 
     def _dial_again(self, generation: int, deadline: Deadline, begun: Begun) -> tuple[Channel, Hello]:
         conversation = self._talk.conversation

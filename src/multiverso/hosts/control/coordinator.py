@@ -142,9 +142,9 @@ class Coordinator:
             why: in words, for the error.
         """
         lost = self._hosts[host]
-        came = self._coming.pop(host, None) is not None
+        self._coming.pop(host, None)
         if lost.lost or self.over:
-            return self._tables.proceed() if came else []  # tables that waited for it
+            return self._tables.proceed()  # tables may have waited for it
         lost.lost = True
         self._survivors.append(self._hosts.left())
         for worker_id in self._roster.workers_of(host):

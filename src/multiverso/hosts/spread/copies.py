@@ -104,8 +104,6 @@ class Copies:
             return self._keys[:0]
         self._look_at = now + _LOOK_SECONDS
         there = np.flatnonzero(self._heard)
-        if not there.size:
-            return self._keys[:0]
         heard = self._heard[there]
         old = heard < now - self._seconds
         excess = there.size - int(old.sum()) - self._most

@@ -152,7 +152,7 @@ class SpreadTable:
         rows: Bytes = NO_BYTES,
         argument: int = 0,
         host: int | None = None,
-    ) -> Asking:
+    ) -> None:
         """Asks the homes of keys, which live on other hosts; or one host; or all others the same."""
         homes = self._homes[groups_of(keys)]
         hosts = [host] if host is not None else np.unique(homes).tolist()
@@ -177,7 +177,6 @@ class SpreadTable:
         for home in hosts:
             self._end_if_lost(self.ways[home])
             self.pump(self.ways[home])
-        return asking
 
     # -- what goes to other homes ----------------------------------------------------------------------------
 
@@ -446,7 +445,7 @@ class SpreadTable:
         return Frame(kind | ANSWER, self.number, question.number, number, keys=keys, rows=rows)
 
     def _check(self, question: Frame) -> None:
-        sizes = {desk.SET_WORD: question.keys.size == 2}
-        sizes[desk.OVERWRITE] = question.rows.shape == (question.keys.size, self.own.whole)
-        if not sizes.get(question.kind, True):
-            raise ProtocolError(f"a question of kind {question.kind} about {question.keys.size} keys")
+        count, shape = question.keys.size, question.rows.shape
+        right = {desk.SET_WORD: count == 2, desk.OVERWRITE: shape == (count, self.own.whole)}
+        if not right.get(question.kind, True):
+            raise ProtocolError(f"a question of kind {question.kind} about {count} keys")

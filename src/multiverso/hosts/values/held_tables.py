@@ -74,24 +74,25 @@ class HeldTables:
     def _note_bases(self) -> None:
         self._bases = np.array([held.copy.shard.base for held in self.held.values()], np.int64)
 
-    def attach_to(self, link: Link, number: int) -> None:
-        """Gives a table to a link."""
-        link.attach(number, self.held[number], len(self.survivors))
+    @property
+    def epoch(self) -> int:
+        """How often homes were reassigned."""
+        return len(self.survivors)
 
     @property
     def ruled(self) -> list[int]:
         """The tables with a rule between hosts."""
         return [number for number, held in self.held.items() if held.outer is not None]
 
-    def rehome(self, hosts: list[int], gone: list[Link], left: Mapping[int, Link]) -> None:
+    def rehome(self, hosts: list[int], links: Mapping[int, Link]) -> None:
         """Gives what lived at lost hosts new homes.
 
         Args:
             hosts: those that are left.
-            gone: the links to the lost ones, whose threads have ended.
-            left: all other links by host, this host's to itself included where there is one.
+            links: all, by host: those to lost ones, whose threads have ended, and where there is one to itself, that.
         """
         self.survivors.append(hosts)
+        gone = [link for peer, link in links.items() if peer not in hosts]
         for number, held in self.held.items():
             homes = rehomed(held.homes, hosts)
             moved = [chunk for chunk, home in enumerate(held.homes) if homes[chunk] != home]
@@ -100,10 +101,10 @@ class HeldTables:
             held.homes = homes
             if held.outer is not None:
                 held.outer.regroup(len(hosts), {chunk: agreed[chunk] for chunk in here})
-            for peer, link in left.items():
+            for peer, link in links.items():
                 if peer in hosts and (peer != self._host or held.outer is not None):
                     away = {chunk: agreed[chunk] for chunk in moved if homes[chunk] == peer}
-                    link.regroup(number, len(self.survivors), away, here)
+                    link.regroup(number, self.epoch, away, here)
 
     def look(self, resting: bool) -> bool:
         """Asks the versions of all tables at once; returns whether this host's workers have changed one.

@@ -197,14 +197,11 @@ class Queues:
 
     def forget(self, table: LinkTable) -> None:
         """Drops all frames of a table."""
-        mine = {part.frame for part in table.away.values()}
         self._urgent = deque(entry for entry in self._urgent if entry[0] is not table)
         self._todo = deque(entry for entry in self._todo if entry[0] is not table)
-        self.again = deque(frame for frame in self.again if frame not in mine)
         for part in table.away.values():
             if part.frame is not None:
-                # a part of it may still be to send: its memory is not used again
-                self._end(part)
+                self.came_back(part)  # a part of it may still be to send: its memory is not used again
             part.urgent = part.queued = part.passing = False
         table.passing = 0
 
@@ -273,9 +270,6 @@ class Queues:
         """A chunk is under way no more."""
         if part.frame is not None and part.frame in self.again:  # its answer crossed new homes
             self.again.remove(part.frame)
-        self._end(part)
-
-    def _end(self, part: Away) -> None:
         part.frame, part.busy = None, False
         self._under_way -= 1
         self._bytes_under_way -= part.agreed.nbytes
@@ -322,15 +316,12 @@ class LinkState:
             self.queues.words.append(Outgoing(Header(frames.NEWS, table=table.number)))
         if table.passing or not table.away or now - table.began < table.held.every.seconds:
             return
-        moved = changes.version - table.seen
-        if table.held.every.changes:
-            whole = moved >= table.held.every.changes
-        else:
-            whole = moved != 0 or table.news
+        moved, least = changes.version - table.seen, table.held.every.changes
+        whole = moved >= least if least else moved != 0 or table.news
         if whole:
             table.seen, table.news, table.first = changes.version, False, True
             parts: Iterable[Away] = table.away.values()
-        elif table.again and not table.held.every.changes:
+        elif table.again and not least:
             parts = [table.away[number] for number in sorted(table.again)]
         else:
             return
