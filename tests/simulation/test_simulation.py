@@ -171,7 +171,7 @@ def test_set_values_come_in_the_order_of_the_head_where_only_that_has_begun_a_ro
             host.overwrite(rounds.TABLE, 0, turn)
         go()
         assert all(host.is_whole(rounds.TABLE) for host in hosts)
-    assert all(len(host.state.tables[rounds.TABLE].overwrites) <= WINDOW for host in hosts)
+    assert all(len(host.tables[rounds.TABLE].overwrites) <= WINDOW for host in hosts)
     for each in staged:
         each.ready = 2
     go()
@@ -187,10 +187,10 @@ def test_totals_are_kept_no_longer_than_somebody_can_lack_them() -> None:
 
     def count() -> None:
         nonlocal most
-        most = max(most, *(len(each.state.tables[rounds.TABLE].totals) for each in hosts))
+        most = max(most, *(len(each.tables[rounds.TABLE].totals) for each in hosts))
 
     for number, host in enumerate(hosts):
-        host.state.at_distance(1 - number, 0.0)
+        host.at_distance(1 - number, 0.0)
         host.attach(rounds.TABLE, staged[number])
         Neighbour(host, 1 - number).connect(1)
         host.begin(rounds.TABLE)

@@ -189,7 +189,7 @@ class Fabric:
 
     def detach(self, table_id: int) -> None:
         """Releases a table: nothing more is sent, and what still comes for it is dropped."""
-        if table_id in self.rounds.state.tables:
+        if table_id in self.rounds.tables:
             self.rounds.detach(table_id)
             self._tell_settled()
             return
@@ -221,8 +221,8 @@ class Fabric:
         self._settle(deadline, tables, take=True)
 
     def _settle(self, deadline: Deadline, tables: Iterable[int] | None, take: bool) -> None:
-        wanted = {*self.rounds.state.tables, *self.tables.held} if tables is None else set(tables)
-        in_rounds = wanted & self.rounds.state.tables.keys()
+        wanted = {*self.rounds.tables, *self.tables.held} if tables is None else set(tables)
+        in_rounds = wanted & self.rounds.tables.keys()
         for number in () if take else in_rounds:
             self.rounds.begin(number)
         while not self._await_settled(deadline, wanted, in_rounds, take):
@@ -339,7 +339,7 @@ class Fabric:
     def joined(self, peer: int) -> None:
         """A lost host has returned, as one that has nothing: it takes all values. The higher of two connects."""
         self._lost.discard(peer)
-        self.rounds.regroup([*self.rounds.state.live, peer])
+        self.rounds.regroup([*self.rounds.live, peer])
 
     # -- watching ----------------------------------------------------------------------------------------------
 

@@ -16,9 +16,10 @@ from multiverso.hosts.transport.channel import FAR, megabytes_for
 _EPOCHS = 256
 
 
-class ChainState:
-    """The state. A thread that reads or changes it holds ``state_lock``, and ``memory_lock`` for tables' memory.
+class Chain:
+    """The state of `Rounds`.
 
+    A thread that reads or changes it holds ``state_lock``, and ``memory_lock`` for tables' memory.
     It changes when hosts are lost or return, which begins a new *epoch*.
 
     Args:
@@ -36,7 +37,9 @@ class ChainState:
         outboxes: of each connected peer what is not a sum.
     """
 
-    def __init__(self, host: int, live: Iterable[int], wake: Callable[[int], None], moved: Callable[[], None]) -> None:
+    def __init__(
+        self, host: int, live: Iterable[int], wake: Callable[[int], None], moved: Callable[[], None] = lambda: None
+    ) -> None:
         self.host, self.wake, self.moved = host, wake, moved
         self.tables: dict[int, RoundTable] = {}
         self.closed: set[int] = set()

@@ -17,7 +17,7 @@ _WORDS = np.dtype([("round", "<i8"), ("steps_before", "<i8"), ("hyper", "u1", _H
 
 
 class RoundMemory:
-    """Implements `multiverso.hosts.rounds.rounds.state.Staged`. Keeps the table's memory mapped.
+    """Implements `multiverso.hosts.rounds.state.Staged`. Keeps the table's memory mapped.
 
     Args:
         shard: the table, all of it mapped.

@@ -6,14 +6,12 @@ Plain records that ``link.py``, which sends, and ``receiving.py`` change under o
 from __future__ import annotations
 
 import math
-import threading
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from multiverso.hosts.peer.frames import Header, Outgoing
-from multiverso.hosts.peer.resources import Array, Buffers, Pace
-from multiverso.hosts.values import frames
+from multiverso.hosts.peer.resources import Array, Pace
 from multiverso.hosts.values.codecs import Wire
 from multiverso.hosts.values.copies import Changes, Chunk, Copy
 from multiverso.hosts.values.frames import Opened
@@ -273,58 +271,3 @@ class Queues:
         part.frame, part.busy = None, False
         self._under_way -= 1
         self._bytes_under_way -= part.agreed.nbytes
-
-
-@dataclass(eq=False)
-class LinkState:
-    """The state of a link. A thread that reads or writes it holds the lock.
-
-    Attributes:
-        peer: the other host's number.
-        pool: memory for frames.
-        queues: what is to be sent.
-        tables: by number.
-        closed: tables that were released, of which frames may still come.
-        tickets: settles that are not over.
-        answering: pushes of the peer whose answers are not sent yet.
-        serving_urgent: a worker at the peer waits for what it pushes.
-    """
-
-    peer: int
-    pool: Buffers
-    queues: Queues
-    tables: dict[int, LinkTable] = field(default_factory=dict)
-    closed: set[int] = field(default_factory=set)
-    tickets: list[Ticket] = field(default_factory=list)
-    answering: int = 0
-    serving_urgent: bool = False
-    connected: bool = False
-    lock: threading.RLock = field(default_factory=threading.RLock)
-
-    def say_open(self, table: LinkTable) -> None:
-        """Tells the peer that this side has a table."""
-        if self.connected:
-            body = memoryview(table.opened.pack())
-            header = Header(frames.OPEN, table=table.number, length=len(body))
-            self.queues.words.append(Outgoing(header, body))
-
-    def begin_what_is_due(self, table: LinkTable, now: float) -> None:
-        """Tells the peer news of what lives here, and begins a pass over what lives there, if it is time."""
-        changes = table.held.changes
-        if table.here and not table.announced and table.held.home_changes.for_peer(self.peer) != table.marked:
-            table.announced = True
-            self.queues.words.append(Outgoing(Header(frames.NEWS, table=table.number)))
-        if table.passing or not table.away or now - table.began < table.held.every.seconds:
-            return
-        moved, least = changes.version - table.seen, table.held.every.changes
-        whole = moved >= least if least else moved != 0 or table.news
-        if whole:
-            table.seen, table.news, table.first = changes.version, False, True
-            parts: Iterable[Away] = table.away.values()
-        elif table.again and not least:
-            parts = [table.away[number] for number in sorted(table.again)]
-        else:
-            return
-        table.again = set()
-        table.began = now
-        self.queues.begin_pass(table, parts, rest=not whole)
