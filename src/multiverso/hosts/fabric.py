@@ -280,12 +280,9 @@ class Fabric:
         for peer in left:
             if peer in self._lost and not self._went(peer):
                 raise MultiversoError(f"host {peer} is lost")
-            for end in self._ends_of(peer):
-                if end.failed is not None and refused.passed:
-                    raise MultiversoError(f"host {self.host} has no connection to host {peer}: {end.failed}")
-
-    def _ends_of(self, peer: int) -> list[Peer]:
-        return [ends[peer] for ends in (self._values, self._chain) if peer in ends]
+            for ends in (self._values, self._chain):
+                if peer in ends and ends[peer].failed is not None and refused.passed:
+                    raise MultiversoError(f"host {self.host} has no connection to host {peer}: {ends[peer].failed}")
 
     def _tell_settled(self) -> None:
         with self._settled:

@@ -257,10 +257,9 @@ class Peer:
             return self._dial(self._generation, Deadline.after(HANDSHAKE_SECONDS), self._note_reaching)
         with self._wake:
             self._wake.wait_for(lambda: self._offered is not None or self._closing.is_set())
+            if self._closing.is_set():
+                return None  # `end` closes what was offered
             offered, self._offered = self._offered, None
-            if offered is not None and self._closing.is_set():
-                offered[0].close()
-                return None
             return offered
 
     def _note_reaching(self, way: socket.socket) -> None:

@@ -21,7 +21,7 @@ import hmac
 import os
 import socket
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 from multiverso.deadline import Deadline
@@ -87,11 +87,7 @@ def connect(
         RefusedError: it is of another version or another job, or does not take this host.
         OSError: it is not there, or does not answer in time.
     """
-    connection = _connected(address, deadline, begun)
-    with contextlib.ExitStack() as undo:
-        undo.callback(connection.close)
-        _prepare(connection)
-        pipe = _Pipe(connection, credentials, False, deadline)
+    with _first_exchange(_connected(address, deadline, begun), credentials, False, deadline) as pipe:
         hello = me.pack(credentials)
         pipe.send(hello)
         theirs_raw = pipe.receive_or_refused(_HELLO.size)
@@ -100,10 +96,7 @@ def connect(
             raise RefusedError(f"{address[0]}:{address[1]} does not know this job's secret")
         pipe.send(_proof(credentials, b"connects", hello, theirs_raw))
         pipe.refused_unless(pipe.receive(_ANSWER.size))
-        connection.settimeout(None)
-        undo.pop_all()
-        return pipe.channel, theirs
-    raise AssertionError("for mypy: an ExitStack may suppress an exception, and this one suppresses none")
+    return pipe.channel, theirs
 
 
 def _connected(address: tuple[str, int], deadline: Deadline, begun: Begun) -> socket.socket:
@@ -133,10 +126,7 @@ def accept(connection: socket.socket, credentials: Credentials, me: Hello, deadl
         RefusedError: it is of another version or another job.
         OSError: it ended, or did not answer in time.
     """
-    with contextlib.ExitStack() as undo:
-        undo.callback(connection.close)
-        _prepare(connection)
-        pipe = _Pipe(connection, credentials, True, deadline)
+    with _first_exchange(connection, credentials, True, deadline) as pipe:
         hello = pipe.receive(_HELLO.size)
         try:
             theirs = _checked(hello, credentials, None)
@@ -149,10 +139,7 @@ def accept(connection: socket.socket, credentials: Credentials, me: Hello, deadl
             pipe.refuse("this host does not know the job's secret")
             raise RefusedError("a host that connected does not know the job's secret")
         pipe.send(_ANSWER.pack(0, 0))
-        connection.settimeout(None)
-        undo.pop_all()
-        return pipe.channel, theirs
-    raise AssertionError("for mypy: an ExitStack may suppress an exception, and this one suppresses none")
+    return pipe.channel, theirs
 
 
 def _socket_seconds(deadline: Deadline) -> float:
@@ -160,13 +147,23 @@ def _socket_seconds(deadline: Deadline) -> float:
     return max(1e-3, deadline.left(_DAY_SECONDS))
 
 
-def _prepare(connection: socket.socket) -> None:
-    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 1)
-    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 1)
-    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, _SILENT_SECONDS)
-    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 1000 * _SILENT_SECONDS)
+@contextlib.contextmanager
+def _first_exchange(
+    connection: socket.socket, credentials: Credentials, server: bool, deadline: Deadline
+) -> Iterator[_Pipe]:
+    """Gives a connection for its first exchange; it is closed where that raises."""
+    try:
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 1)
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 1)
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, _SILENT_SECONDS)
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 1000 * _SILENT_SECONDS)
+        yield _Pipe(connection, credentials, server, deadline)
+        connection.settimeout(None)
+    except BaseException:
+        connection.close()
+        raise
 
 
 def _proof(credentials: Credentials, role: bytes, first: bytes, second: bytes) -> bytes:

@@ -18,6 +18,7 @@ from multiverso.shards.shard import Shard
 
 CHUNK_BYTES = 1 << 20
 _UNIT_BYTES = 64 << 10
+_STEPS = (agreeing.push, agreeing.serve, agreeing.land, agreeing.catch_up, agreeing.begin, agreeing.differ)
 _Record = c_int64 * 3  # of a kernel: how far it is, what it has found, and whether the table is convex
 
 
@@ -89,7 +90,9 @@ class Copy:
         self._inside = 0  # calls that are in the table's memory now
         self._gate = threading.Lock()
         self._left = threading.Condition(self._gate)
-        self._advance = agreeing.advance.compiled(shard.spec.dtype)  # and with it all others: here they may take long
+        self._advance = agreeing.advance.compiled(shard.spec.dtype)
+        for step in _STEPS:  # what takes long is done here, and not in the middle of a frame
+            step.compiled(shard.spec.dtype)
         self._versions = agreeing.versions.compiled()
         self._bases, self._version = np.array([shard.base], np.int64), np.zeros(1, np.int64)
 
