@@ -229,7 +229,8 @@ class Fabric:
             pass  # there are new homes
         if take:  # the values that all begin with are there
             with self._lock:
-                for table_id in wanted.intersection(self.tables.ruled):
+                ruled = {number for number, held in self.tables.held.items() if held.outer is not None}
+                for table_id in wanted & ruled:
                     for link in self.links.values():
                         link.begin_ruling(table_id)
 

@@ -40,6 +40,7 @@ class Channel:
         self._socket = connection
         self._poll = select.poll()
         self._poll.register(connection, select.POLLIN)
+        self._left: list[memoryview] = []  # to be sent
         sockets.add(connection)
 
     def send(self, *parts: bytes | bytearray | memoryview) -> None:
@@ -52,10 +53,19 @@ class Channel:
 
         What is left is not copied: it must not change until then.
         """
-        raise NotImplementedError
+        self._left += [memoryview(part) for part in parts if len(part)]
+        try:
+            self._send_left(socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            return False
+        return True
 
     def flush(self) -> None:
         """Sends what is left."""
+        self._send_left(0)
+
+    def _send_left(self, flags: int) -> None:
+        """Sends what is in ``_left`` and removes it from there; ``flags``: of the system's call."""
         raise NotImplementedError
 
     def recv_into(self, view: memoryview) -> int:
@@ -103,19 +113,13 @@ class Channel:
 class Plain(Channel):
     """Bytes as they are."""
 
-    def __init__(self, connection: socket.socket) -> None:
-        super().__init__(connection)
-        self._rest: list[memoryview] = []
-
-    def send_now(self, *parts: bytes | bytearray | memoryview) -> bool:
-        self._rest += map(memoryview, parts)
-        with contextlib.suppress(BlockingIOError):
-            drop(self._rest, self._socket.sendmsg(self._rest, (), socket.MSG_DONTWAIT))
-        return not self._rest
-
-    def flush(self) -> None:
-        while self._rest:
-            drop(self._rest, self._socket.sendmsg(self._rest[:_MANY]))
+    def _send_left(self, flags: int) -> None:
+        while self._left:
+            sent = self._socket.sendmsg(self._left[:_MANY], (), flags)
+            while self._left and sent >= len(self._left[0]):
+                sent -= len(self._left.pop(0))
+            if sent:
+                self._left[0] = self._left[0][sent:]
 
     def recv_into(self, view: memoryview) -> int:
         # a large frame comes in dozens of pieces: the system puts them together without waking this thread for each
@@ -123,14 +127,6 @@ class Plain(Channel):
 
     def recv_now(self, view: memoryview) -> int:
         return self._socket.recv_into(view, 0, socket.MSG_DONTWAIT)
-
-
-def drop(parts: list[memoryview], sent: int) -> None:
-    """Removes bytes from the front of what is to be sent, and parts in which there is nothing."""
-    while parts and sent >= len(parts[0]):
-        sent -= len(parts.pop(0))
-    if sent:
-        parts[0] = parts[0][sent:]
 
 
 def receive_some(connection: socket.socket, most: int, deadline: Deadline) -> bytes:

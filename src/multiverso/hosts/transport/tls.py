@@ -60,19 +60,9 @@ class Encrypted(Channel):
         self._lock = threading.Lock()
         self._received = memoryview(bytearray(_PIECE))
         self._records = memoryview(bytearray(2 * _PIECE))
-        self._left: list[memoryview] = []  # to be encrypted
         self._unsent = self._records[:0]
         self._sent_records = 0
         self._drained = False  # all that was received is decrypted, and was asked for
-
-    def send_now(self, *parts: bytes | bytearray | memoryview) -> bool:
-        self._left += [memoryview(part) for part in parts if len(part)]
-        with contextlib.suppress(BlockingIOError):
-            self._send_left(socket.MSG_DONTWAIT)
-        return not (self._left or self._unsent)
-
-    def flush(self) -> None:
-        self._send_left(0)
 
     def _send_left(self, flags: int) -> None:
         """Encrypts and sends, a piece at a time: what is encrypted is still in the processor's cache."""

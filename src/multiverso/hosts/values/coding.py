@@ -25,17 +25,13 @@ def make_push(table: LinkTable, part: Away, header: Header, ticket: int, pool: B
     """Takes what has changed in this host's copy of a chunk into S and a frame."""
     buffer = pool.take(part.agreed.nbytes)
     frame = numbers(part, buffer)
-    copy, wire, length = table.held.copy, header.wire, header.length
+    copy, wire, length, rest = table.held.copy, header.wire, 0, True
     if wire == codecs.NATIVE:
         found = copy.run(push, part.chunk, part.agreed, frame)
-        some, rest = bool(found & SOME), bool(found & REST)
-        if some:
-            length = frame.nbytes
-    else:
-        if copy.run(differ, part.chunk, part.agreed, frame):
-            wire, length, buffer = _coded(table, part, buffer, frame, pool)
-        some, rest = length > 0, True
-    return UnderWay(header._replace(wire=wire, length=length), view(buffer, length), buffer, some, rest, ticket)
+        length, rest = frame.nbytes if found & SOME else 0, bool(found & REST)
+    elif copy.run(differ, part.chunk, part.agreed, frame):
+        wire, length, buffer = _coded(table, part, buffer, frame, pool)
+    return UnderWay(header._replace(wire=wire, length=length), view(buffer, length), buffer, rest, ticket)
 
 
 def take_push(

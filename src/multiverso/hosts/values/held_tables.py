@@ -79,11 +79,6 @@ class HeldTables:
         """How often homes were reassigned."""
         return len(self.survivors)
 
-    @property
-    def ruled(self) -> list[int]:
-        """The tables with a rule between hosts."""
-        return [number for number, held in self.held.items() if held.outer is not None]
-
     def rehome(self, hosts: list[int], links: Mapping[int, Link]) -> None:
         """Gives what lived at lost hosts new homes.
 

@@ -163,7 +163,7 @@ class Receiving(Carried):
     def _close_frame(self, table: LinkTable, part: Away, pushed: UnderWay, header: Header, now: float) -> None:
         self._queues.came_back(part)
         self._pool.give(pushed.buffer)
-        some = pushed.some or header.length > 0
+        some = pushed.header.length > 0 or header.length > 0
         if part.goal > part.done:
             if pushed.ticket >= part.goal:
                 part.tries += 1

@@ -26,7 +26,6 @@ class UnderWay:
     header: Header
     body: memoryview
     buffer: Array
-    some: bool
     rest: bool  # S is not V itself after it
     ticket: int
 
