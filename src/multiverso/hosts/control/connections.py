@@ -226,7 +226,10 @@ class Centre:
                 talk = self._talks[host]
                 why = talk.look()
                 if why:
-                    self._lose(host, talk, why)
+                    with self._lock:
+                        if self._talks[host] is talk:  # else another node has its place already
+                            self._lost.add(host)
+                            self._give(self._coordinator.lose(host, why))
                     talk.end(_COUNTED_AS_LOST)
                     talk.close(Deadline.after(_LOST_FLUSH_SECONDS))
 
@@ -235,13 +238,6 @@ class Centre:
             if talk is not None and self._talks[host] is not talk:
                 return  # another node has its place: what a fenced one had said is not its successor's
             self._give(self._coordinator.receive(host, report))
-
-    def _lose(self, host: int, talk: Talk, why: str) -> None:
-        with self._lock:
-            if self._talks[host] is not talk:
-                return  # another node has its place already
-            self._lost.add(host)
-            self._give(self._coordinator.lose(host, why))
 
     def _give(self, orders: list[ToHost]) -> None:
         last, body = None, b""  # most orders are for many hosts

@@ -40,7 +40,7 @@ class Channel:
         self._socket = connection
         self._poll = select.poll()
         self._poll.register(connection, select.POLLIN)
-        self._left: list[memoryview] = []  # to be sent
+        self._left: list[bytes | bytearray | memoryview] = []  # to be sent
         sockets.add(connection)
 
     def send(self, *parts: bytes | bytearray | memoryview) -> None:
@@ -53,7 +53,7 @@ class Channel:
 
         What is left is not copied: it must not change until then.
         """
-        self._left += [memoryview(part) for part in parts if len(part)]
+        self._left += [part for part in parts if len(part)]
         try:
             self._send_left(socket.MSG_DONTWAIT)
         except BlockingIOError:
@@ -119,7 +119,7 @@ class Plain(Channel):
             while self._left and sent >= len(self._left[0]):
                 sent -= len(self._left.pop(0))
             if sent:
-                self._left[0] = self._left[0][sent:]
+                self._left[0] = memoryview(self._left[0])[sent:]
 
     def recv_into(self, view: memoryview) -> int:
         # a large frame comes in dozens of pieces: the system puts them together without waking this thread for each

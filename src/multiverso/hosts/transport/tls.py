@@ -75,7 +75,7 @@ class Encrypted(Channel):
         """Encrypts what is next, a header together with its body; returns the bytes of its records."""
         end = 0
         while self._left and end <= _SMALL:
-            first = self._left[0]
+            first = memoryview(self._left[0])
             end = self._encrypt(first[:_PIECE], end)
             self._left[0] = first[_PIECE:]
             if not self._left[0]:

@@ -31,7 +31,8 @@ def make_push(table: LinkTable, part: Away, header: Header, ticket: int, pool: B
         length, rest = frame.nbytes if found & SOME else 0, bool(found & REST)
     elif copy.run(differ, part.chunk, part.agreed, frame):
         wire, length, buffer = _coded(table, part, buffer, frame, pool)
-    return UnderWay(header._replace(wire=wire, length=length), view(buffer, length), buffer, rest, ticket)
+    made = Header(header.kind, wire, header.flags, header.table, header.chunk, length, header.number)
+    return UnderWay(made, view(buffer, length), buffer, rest, ticket)
 
 
 def take_push(

@@ -16,8 +16,6 @@ class Loop:
         link: whose peer is its own host.
     """
 
-    failed: str | None = None
-
     def __init__(self, link: Link) -> None:
         self.link = link
         self._lock = threading.Lock()
