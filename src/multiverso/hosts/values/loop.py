@@ -23,9 +23,7 @@ class Loop:
 
     def pump(self) -> None:
         """Moves what there is to move. If another thread does so already, that continues with it."""
-        while True:
-            if not self._lock.acquire(blocking=False):
-                return
+        while self._lock.acquire(blocking=False):
             try:
                 while (outgoing := self.link.next(time.monotonic())) is not None:
                     header = Header(*outgoing.header)  # as it would arrive
