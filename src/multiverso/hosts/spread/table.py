@@ -302,22 +302,17 @@ class SpreadTable:
         size = 0
         while way.parts and way.parts[0].kind == desk.FETCH:
             part = way.parts[0]
-            if part.waited and self._is_here(part):
-                self._end_part(way.parts.popleft(), _NOTHING)
-                continue
-            if found and size + part.keys.size > self._most:
-                break
-            if found and leaving.size and np.isin(part.keys, leaving).any():
+            if part.waited:  # some of it may have come meanwhile
+                part.keys, part.waited = part.keys[self.copies.are_missing(part.keys)], False
+                if not part.keys.size:
+                    self._end_part(way.parts.popleft(), _NOTHING)
+                    continue
+            is_too_much = size + part.keys.size > self._most
+            if found and (is_too_much or (leaving.size and np.isin(part.keys, leaving).any())):
                 break
             found.append(way.parts.popleft())
             size += part.keys.size
         return found or self._next_parts(way)
-
-    def _is_here(self, part: Part) -> bool:
-        """Leaves out of what is to be fetched what has come meanwhile; returns whether that is all."""
-        part.keys = part.keys[self.copies.are_missing(part.keys)]
-        part.waited = False
-        return not part.keys.size
 
     # -- what other homes answer -----------------------------------------------------------------------------
 
