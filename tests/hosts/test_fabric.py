@@ -325,7 +325,7 @@ def test_memory_that_is_missing_where_anybody_sends_costs_a_connection(
             fabric.attach(1, shard)
         barrier(made)
         peer, link, raised = made[0].ends[1], made[0].links[1], list[bool]()
-        take, wait, connections = link.next, link.wait, peer.traffic.connections
+        take, wait, connections = link.next, link.wait, peer.connections
 
         def is_here() -> bool:
             return not raised and threading.current_thread() is threading.main_thread()
@@ -342,7 +342,7 @@ def test_memory_that_is_missing_where_anybody_sends_costs_a_connection(
         wait_for(lambda: peer.pump() or bool(raised))
         barrier(made)
         assert np.all(shards[1].values() == 1)
-        assert peer.traffic.connections > connections
+        assert peer.connections > connections
     assert "nothing can be sent: MemoryError('now')" in capfd.readouterr().err
 
 

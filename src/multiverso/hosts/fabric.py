@@ -378,12 +378,11 @@ class Fabric:
         for peer in range(self.hosts):
             if peer != self.host:
                 ends = self.peers.to(peer)
-                ways = [end.traffic for end in ends]
                 found[peer] = {
                     "connected": all(end.connected for end in ends),
-                    "connections": max((way.connections for way in ways), default=0),
-                    "bytes_sent": sum(way.bytes_sent for way in ways),
-                    "bytes_received": sum(way.bytes_received for way in ways),
+                    "connections": max((end.connections for end in ends), default=0),
+                    "bytes_sent": sum(end.bytes_sent for end in ends),
+                    "bytes_received": sum(end.bytes_received for end in ends),
                     "round_trip_seconds": min((end.round_trip() for end in ends), default=FAR),
                 }
         return found

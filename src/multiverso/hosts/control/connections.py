@@ -60,7 +60,7 @@ class Talk:
         dial: Dial | None,
         first: tuple[Channel, Hello] | None = None,
     ) -> None:
-        self.conversation = Conversation(host, deliver, timeouts)
+        self.conversation = Conversation(deliver, timeouts)
         self.peer = Peer(host, self.conversation, Pace(0), dial, "control", _SOON_SECONDS)
         self.peer.start(first)
 

@@ -11,6 +11,7 @@ that this side has received stands where others have the table (its upper half) 
 
 from __future__ import annotations
 
+import functools
 import threading
 from collections import deque
 from collections.abc import Callable
@@ -28,22 +29,19 @@ _SAY_BYTES = 1 << 20
 _SAY_MESSAGES = 64
 _KEPT = 16  # buffers of a size; fresh memory for each large message costs more than what is done with it
 
-Deliver = Callable[[int, memoryview], None]
-
 
 class Stream(Carried):
     """One side. Any thread may call.
 
     Args:
-        peer: the other host's number.
-        deliver: gets that, and each message, in the thread that receives.
+        deliver: gets each message, in the thread that receives.
         pool: memory for messages.
     """
 
     longest = LONGEST_MESSAGE
 
-    def __init__(self, peer: int, deliver: Deliver, pool: Buffers) -> None:
-        self._peer, self._deliver, self._pool = peer, deliver, pool
+    def __init__(self, deliver: Callable[[memoryview], None], pool: Buffers) -> None:
+        self._deliver, self._pool = deliver, pool
         self._lock = threading.Lock()
         self._kept: deque[tuple[int, tuple[Body, ...]]] = deque()  # not known to be received
         self._last = 0  # the number of the last message put
@@ -135,7 +133,7 @@ class Stream(Carried):
                 self._unsaid += 1
                 self._unsaid_bytes += len(body)
                 self._say |= self._unsaid >= _SAY_MESSAGES or self._unsaid_bytes >= _SAY_BYTES
-            self._deliver(self._peer, body)
+            self._deliver(body)
         return self.has_something
 
 
@@ -148,14 +146,14 @@ class Messages:
         role: of the connections, of ``handshake.ROLES``.
     """
 
-    def __init__(self, peers: Peers, deliver: Deliver, role: int = MESSAGES) -> None:
+    def __init__(self, peers: Peers, deliver: Callable[[int, memoryview], None], role: int = MESSAGES) -> None:
         self._pool = Buffers(_KEPT)
         self._streams: dict[int, Stream] = {}
         self._deliver, self._peers, self._role = deliver, peers, role
         self._open = peers.carry(role, self._new_stream, Pace(0))
 
     def _new_stream(self, host: int) -> Stream:
-        stream = self._streams[host] = Stream(host, self._deliver, self._pool)
+        stream = self._streams[host] = Stream(functools.partial(self._deliver, host), self._pool)
         return stream
 
     def open(self) -> None:

@@ -10,7 +10,6 @@ import socket
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from multiverso.deadline import Deadline
 from multiverso.errors import MultiversoError
@@ -27,15 +26,6 @@ _COUNTED_TOGETHER = 8  # small frames
 Dial = Callable[[int, Deadline, Begun], tuple[Channel, Hello]]
 
 
-@dataclass
-class Traffic:
-    """What went over the connections to a peer."""
-
-    connections: int = 0
-    bytes_sent: int = 0
-    bytes_received: int = 0
-
-
 class Peer:
     """Another node, as one role of this one's connections reaches it.
 
@@ -49,7 +39,7 @@ class Peer:
 
     Attributes:
         failed: why it will never be connected, if that is so.
-        traffic: what went over the connections.
+        connections, bytes_sent, bytes_received: so far, of all connections together.
     """
 
     def __init__(
@@ -63,7 +53,7 @@ class Peer:
     ) -> None:
         self.number = number
         self.failed: str | None = None
-        self.traffic = Traffic()
+        self.connections = self.bytes_sent = self.bytes_received = 0
         self._carried, self._name = carried, name
         self._pace, self._dial, self._latest = pace, dial, latest_seconds
         self._wake = threading.Condition()
@@ -138,7 +128,7 @@ class Peer:
     def _next(self, most_new: int = LONGEST_BODY) -> Outgoing | None:
         outgoing = self._carried.next(time.monotonic(), most_new)
         if outgoing is not None:
-            self.traffic.bytes_sent += HEADER_BYTES + outgoing.header.length
+            self.bytes_sent += HEADER_BYTES + outgoing.header.length
         return outgoing
 
     def _pump(self, channel: Channel | None) -> bool:
@@ -279,7 +269,7 @@ class Peer:
                 if self._closing.is_set() or self._offered is not None:
                     return
             begun = True
-            self.traffic.connections += 1
+            self.connections += 1
             self._carried.connect(hello.incarnation)
             self._carried.at_distance(channel.round_trip())
             with self._sending:
@@ -361,7 +351,7 @@ class Peer:
         """Receives, and does what is to do with what is whole; returns how many bytes came, 0 at the end."""
         count = recv(reader.room())
         if count:
-            self.traffic.bytes_received += count
+            self.bytes_received += count
             whole = reader.filled(count)
             while whole is not None:
                 header, body = whole
