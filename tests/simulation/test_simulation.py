@@ -222,11 +222,11 @@ def test_values_come_past_a_host_that_has_come_again_and_not_made_the_table_yet(
             host.begin_anew(range(3), 1)
         for peer in {0, 1, 2} - {number}:
             Neighbour(host, peer).connect(1)
-    hosts[1].attach(rounds.TABLE, blank[0], blank=True)
+    hosts[1].attach(rounds.TABLE, blank[0], {})
     hosts[1].refill(rounds.TABLE, told.append)
     _exchange(hosts)
     assert not told, "they have not gone through the whole chain"
-    hosts[2].attach(rounds.TABLE, blank[1], blank=True)
+    hosts[2].attach(rounds.TABLE, blank[1], {})
     _exchange(hosts)
     assert told == [True], "nobody goes on before it is told"
     assert np.array_equal(blank[0].values[0], numbers)

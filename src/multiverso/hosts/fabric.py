@@ -172,7 +172,7 @@ class Fabric:
         self.tables.rest.share(control)
         memory = RoundMemory(shard, control, local)
         self.peers.open(ROUNDS)
-        self.rounds.attach(table_id, memory, blank=overwritten is not None, overwrites=overwritten)
+        self.rounds.attach(table_id, memory, overwritten)
 
     def follow_rounds(self) -> float | None:
         """Does what this host's workers are ready for; returns the seconds until it is to be called at the latest."""

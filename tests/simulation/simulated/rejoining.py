@@ -232,7 +232,7 @@ class RejoiningWorld(RoundsWorld):
         if host.incarnation != incarnation or not self._when_up(host, lambda: self._make(host, incarnation)):
             return
         rounds, staged = self.rounds[host.number], self.kept[host.number]
-        rounds.attach(TABLE, staged, blank=True, overwrites=self.overwritten)
+        rounds.attach(TABLE, staged, self.overwritten)
         if self.overwritten:
             self.whole[host.number] = lambda: rounds.is_whole(TABLE)
 

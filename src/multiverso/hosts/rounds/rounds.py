@@ -78,17 +78,16 @@ class Rounds(Chain):
 
     # -- tables ----------------------------------------------------------------------------------------------
 
-    def attach(
-        self, number: int, staged: Staged, *, blank: bool = False, overwrites: Mapping[int, int] | None = None
-    ) -> None:
+    def attach(self, number: int, staged: Staged, overwrites: Mapping[int, int] | None = None) -> None:
         """A table has been made. Its initial values go round once this host has said `begin`.
 
         Args:
             number: the table's, in the job.
             staged: how its memory is reached.
-            blank: the other hosts have it already, and this one has none of its values until it asks: `refill`.
-            overwrites: the last turns that were given to `overwrite` before this host came, and whose values.
+            overwrites: where the other hosts have it already: the last turns that were given to `overwrite` before this
+                host came, and whose values. This one has none of its values until it asks: `refill`.
         """
+        blank = overwrites is not None
         with self.memory_lock, self.state_lock:
             if number in self.tables:
                 raise MultiversoError(f"table {number} is attached already")
