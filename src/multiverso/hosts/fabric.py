@@ -356,8 +356,7 @@ class Fabric:
                     if left == 0.0:
                         end.pump()
                 passing &= link.passing
-            before, used = used, time.thread_time()
-            self._pace.spent(now, used - before)
+            used = self._pace.count(used)
             if waits:
                 pause = max(min(waits), _PASSING_SECONDS if passing else _SOON_SECONDS)
                 self._closing.wait(min(_LATER_SECONDS, pause))

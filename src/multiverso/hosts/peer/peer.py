@@ -315,7 +315,7 @@ class Peer:
                         return
                     pause = 0.0
                     if self._uncounted >= _COUNTED_TOGETHER:  # counting takes as long as a small frame
-                        used, self._uncounted = self._spend(used), 0
+                        used, self._uncounted = self._pace.count(used), 0
                         pause = self._carried.pause(time.monotonic())
                     self._tell()
                     # this node may have done enough for others lately: what they push waits in the connection
@@ -405,9 +405,4 @@ class Peer:
             if self._closing_soon and not self._has_words:
                 with self._wake:
                     self._wake.notify_all()
-            used = self._spend(used)
-
-    def _spend(self, before: float) -> float:
-        now = time.thread_time()
-        self._pace.spent(time.monotonic(), now - before)
-        return now
+            used = self._pace.count(used)
