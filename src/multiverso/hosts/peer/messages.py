@@ -43,7 +43,7 @@ class Stream(Carried):
     def __init__(self, deliver: Callable[[memoryview], None], pool: Buffers) -> None:
         self._deliver, self._pool = deliver, pool
         self._lock = threading.Lock()
-        self._kept: deque[tuple[int, tuple[Body, ...]]] = deque()  # not known to be received
+        self._kept: deque[tuple[Body, ...]] = deque()  # the last ones, which are not known to be received
         self._last = 0  # the number of the last message put
         self._sent = 0  # of the last one that went out over this connection
         self._received = 0
@@ -60,7 +60,7 @@ class Stream(Carried):
             raise ValueError(f"a message of {length} bytes; the longest has {self.longest}")
         with self._lock:
             self._last += 1
-            self._kept.append((self._last, parts))
+            self._kept.append(parts)
 
     def connect(self, incarnation: int) -> None:
         """A new connection: what is not known to be received goes again, once the other side has spoken.
@@ -96,8 +96,8 @@ class Stream(Carried):
             number: int = 0
             parts: tuple[Body, ...] = ()
             if self._ready and self._sent < self._last:
-                number, parts = self._kept[self._sent + 1 - self._kept[0][0]]
-                self._sent = number
+                parts = self._kept[self._sent - self._last]
+                number = self._sent = self._sent + 1
             elif not self._say:
                 return None
             self._say, self._unsaid, self._unsaid_bytes = False, 0, 0
@@ -113,9 +113,9 @@ class Stream(Carried):
         if header.length > self.longest or (header.length and not number):
             raise ProtocolError(f"a message of {header.length} bytes; the longest has {self.longest}")
         with self._lock:
-            if received > self._last or (self._kept and received + 1 < self._kept[0][0]):
+            if not self._last - len(self._kept) <= received <= self._last:
                 raise ProtocolError(f"message {received} is said to be received, of {self._last}")
-            while self._kept and self._kept[0][0] <= received:
+            while self._last - len(self._kept) < received:
                 self._kept.popleft()
             if not self._ready:
                 self._ready, self._sent = True, received
