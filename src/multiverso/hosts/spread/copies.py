@@ -62,12 +62,6 @@ class Copies:
             self._heard = np.concatenate([self._heard, np.zeros(more)])
         self._keys[places], self._heard[places] = keys, time.monotonic()
 
-    def are_missing(self, keys: Keys) -> npt.NDArray[np.bool_]:
-        """Returns which keys have no copy."""
-        places = self.rows.find(keys)
-        self.rows.release()
-        return places < 0
-
     # -- what they have not been sent ------------------------------------------------------------------------
 
     def changed(self, look: bool = True) -> Keys:

@@ -303,7 +303,7 @@ class SpreadTable:
         while way.parts and way.parts[0].kind == desk.FETCH:
             part = way.parts[0]
             if part.waited:  # some of it may have come meanwhile
-                part.keys, part.waited = part.keys[self.copies.are_missing(part.keys)], False
+                part.keys, part.waited = part.keys[~self.copies.rows.has(part.keys)], False
                 if not part.keys.size:
                     self._end_part(way.parts.popleft(), _NOTHING)
                     continue
@@ -421,8 +421,7 @@ class SpreadTable:
         if kind == desk.REMOVE:
             keys = own.remove(question.keys)
         elif kind == desk.CONTAINS:
-            keys = (own.find(question.keys) >= 0).astype(np.int64)
-            own.release()
+            keys = own.has(question.keys).astype(np.int64)
         elif kind == desk.COUNT_KEYS:
             number = own.count()
         elif kind == desk.SET_WORD:
