@@ -51,6 +51,7 @@ from multiverso.hosts.transport.credentials import Credentials, new_credentials
 from multiverso.hosts.values.copies import Copy
 from multiverso.hosts.values.options import Every
 from multiverso.kernels import dense
+from multiverso.kernels.between_hosts import agreeing
 from multiverso.layout import words as at
 from multiverso.memory import heap, words
 from multiverso.memory.segment import Segment
@@ -156,9 +157,9 @@ class Host:
         while time.perf_counter() < began + seconds:
             for chunk in mine.chunks:
                 part, theirs = frame[: chunk.size], agreed[len(mine.chunks) + chunk.number]
-                mine.push(chunk, agreed[chunk.number], part)
-                home.serve(chunk, theirs, part)
-                mine.land(chunk, agreed[chunk.number], part)
+                mine.run(agreeing.push, chunk, agreed[chunk.number], part)
+                home.run(agreeing.serve, chunk, theirs, part)
+                mine.run(agreeing.land, chunk, agreed[chunk.number], part)
                 done += 2 * part.nbytes
         return done / (time.perf_counter() - began)
 

@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import functools
-import os
 import random
 import resource
 import socket
@@ -34,7 +33,7 @@ from multiverso.hosts.rounds.frames import KINDS as KINDS_OF_ROUNDS
 from multiverso.hosts.rounds.neighbour import Neighbour
 from multiverso.hosts.rounds.rounds import Rounds
 from multiverso.hosts.transport.credentials import new_credentials
-from multiverso.hosts.transport.handshake import Hello, job_of
+from multiverso.hosts.transport.handshake import Hello
 from multiverso.hosts.values import frames
 from multiverso.hosts.values.codecs import NAMES, Wire
 from multiverso.hosts.values.copies import Changes, Copy
@@ -64,8 +63,8 @@ def run(seconds: float, seed: int, least: int = 0) -> int:
         for shard in shards:
             Adder(shard).add(np.ones(1000))
         barrier(made)
-        hello = Hello(1, 2, 5).pack(job_of(job), os.urandom(32))
-        place = made[0].peers.address
+        hello = Hello(1, 2, 5).pack(job)
+        place = made[1].peers._addresses[0]
         grown, until = 0, time.monotonic() + seconds
         while rounds < _LEAST_ROUNDS or tried < least or time.monotonic() < until:
             rounds += 1

@@ -53,7 +53,7 @@ class Rehearsal:
     def show_rounds(self) -> None:
         """Prints how far each host is in the rounds of synchronous tables."""
         for node in self.nodes:
-            chain = node.hosts.fabric.rounds.state
+            chain = node.hosts.fabric.rounds
             print(f"host {chain.host} of {chain.live}, epoch {chain.epoch}, connected to {list(chain.outboxes)}")
             for table in list(chain.tables.values()):
                 print(f"  table {table.number}:", *(f"{name}={getattr(table, name)}" for name in HOW_FAR))

@@ -9,6 +9,7 @@ import numpy.typing as npt
 import pytest
 
 from multiverso.hosts.values.copies import Copy
+from multiverso.kernels.between_hosts import agreeing
 from multiverso.kernels.between_hosts.agreeing import REST, SOME, difference, move
 from multiverso.spec.table import TableSpec
 
@@ -53,7 +54,7 @@ def test_a_kernel_does_to_many_numbers_what_is_said_of_one(what: str, dtype: str
         ours = agreed.copy(), frame.copy()
         with np.errstate(all="ignore"):
             found = one_by_one(what, values, agreed, frame)
-        assert (getattr(copy, what)(copy.chunks[0], *ours) or 0) == found
+        assert copy.run(getattr(agreeing, what), copy.chunks[0], *ours) == found
         for mine, theirs in zip((shard.values(), *ours), (values, agreed, frame), strict=True):
             assert mine.tobytes() == theirs.tobytes()
 
@@ -62,4 +63,5 @@ def test_nothing_to_push_is_nothing_found() -> None:
     shard = new_shard(TableSpec("array", 1, SIZE))
     values = numbers(np.random.default_rng(1), "float32", True)
     shard.values()[:] = values
-    assert not Copy(shard).push(Copy(shard).chunks[0], values, np.empty_like(values)) & SOME
+    copy = Copy(shard)
+    assert not copy.run(agreeing.push, copy.chunks[0], values, np.empty_like(values)) & SOME

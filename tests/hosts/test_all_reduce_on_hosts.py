@@ -6,6 +6,7 @@ import random
 import socket
 import threading
 from collections import deque
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -41,7 +42,7 @@ def test_a_stream_brings_each_message_once_and_in_order_through_cuts(seed: int) 
     def deliver(side: int, message: Any) -> None:
         got[side].append(int(bytes(message).rstrip(b"\0")))
 
-    ends = [Stream(side, deliver, Buffers(2)) for side in range(2)]
+    ends = [Stream(partial(deliver, side), Buffers(2)) for side in range(2)]
     for end in ends:
         end.connect(1)
     for _ in range(1000):
@@ -85,7 +86,7 @@ def hear(end: Stream, header: Header, body: bytes) -> None:
 
 
 def new_stream() -> Stream:
-    stream = Stream(1, lambda host, message: None, Buffers(2))
+    stream = Stream(lambda message: None, Buffers(2))
     stream.connect(1)
     return stream
 

@@ -202,7 +202,7 @@ def test_who_waits_leaves_nothing_in_openssl_that_would_wake_nobody() -> None:
         many = 1000  # more than is read at a time
         second.send(Header(NEWS).pack() * many)
         peer.receive_now()
-        assert peer.traffic.bytes_received == many * HEADER_BYTES
+        assert peer.bytes_received == many * HEADER_BYTES
 
 
 @pytest.mark.parametrize(
@@ -210,7 +210,7 @@ def test_who_waits_leaves_nothing_in_openssl_that_would_wake_nobody() -> None:
     [
         Link(0, 1, Pace(0)),
         Neighbour(Rounds(0, range(2), lambda peer: None), 1),
-        Stream(1, lambda host, message: None, Buffers(1)),
+        Stream(lambda message: None, Buffers(1)),
     ],
     ids=lambda carried: type(carried).__name__,
 )

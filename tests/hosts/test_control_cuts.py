@@ -98,7 +98,7 @@ def test_silence_for_longer_than_the_grace_loses_the_host_on_both_sides() -> Non
 def test_a_host_that_has_just_connected_again_is_heard_out_before_it_counts_as_lost() -> None:
     """On a busy machine the handshake takes most of the grace; it has shown that the other node is there."""
     now = 0.0
-    conversation = Conversation(1, lambda message: None, Timeouts.of(6.0), clock=lambda: now)
+    conversation = Conversation(lambda message: None, Timeouts.of(6.0), clock=lambda: now)
     conversation.connect(1)
     now = 3.0
     assert conversation.is_silent(now)

@@ -69,4 +69,4 @@ def test_a_link_pushes_as_many_bytes_before_an_answer(seconds: float, kibibytes:
     while go(receiver, sender) + go(sender, receiver):
         pass
     assert ticket.done
-    assert receiver._state.tables[1].held.copy.shard.values()[39] == 78
+    assert receiver._tables[1].held.copy.shard.values()[39] == 78

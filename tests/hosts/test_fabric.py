@@ -251,7 +251,7 @@ def test_a_job_goes_on_without_a_lost_host_which_may_come_again() -> None:
             again.attach(1, new)
             for peer in (0, 1):
                 made[peer].joined(2)
-                again.connect(peer, made[peer].peers.address)
+                again.connect(peer, made[2].peers._addresses[peer])
             again.take(Deadline.after(60))
             assert np.all(new.values() == 5)
             Adder(new).add(np.ones(CHUNKS.elements))
@@ -325,7 +325,7 @@ def test_memory_that_is_missing_where_anybody_sends_costs_a_connection(
             fabric.attach(1, shard)
         barrier(made)
         peer, link, raised = made[0].ends[1], made[0].links[1], list[bool]()
-        take, wait, connections = link.next, link.wait, peer.traffic.connections
+        take, wait, connections = link.next, link.wait, peer.connections
 
         def is_here() -> bool:
             return not raised and threading.current_thread() is threading.main_thread()
@@ -342,7 +342,7 @@ def test_memory_that_is_missing_where_anybody_sends_costs_a_connection(
         wait_for(lambda: peer.pump() or bool(raised))
         barrier(made)
         assert np.all(shards[1].values() == 1)
-        assert peer.traffic.connections > connections
+        assert peer.connections > connections
     assert "nothing can be sent: MemoryError('now')" in capfd.readouterr().err
 
 
@@ -390,8 +390,8 @@ def test_another_version_is_refused_in_words(encrypted: bool, monkeypatch: pytes
     assert "version 99" in str(_refusal(job, job))
 
 
-def _pack_of_version_99(self: Hello, job: bytes, nonce: bytes, pack: Any = Hello.pack) -> bytes:
-    raw = pack(self, job, nonce)
+def _pack_of_version_99(self: Hello, job: Credentials, pack: Any = Hello.pack) -> bytes:
+    raw = pack(self, job)
     return raw[:4] + (99).to_bytes(2, "big") + raw[6:]
 
 
@@ -427,7 +427,7 @@ def _refusal(listens: Credentials, connects: Credentials) -> BaseException:
 def test_a_stranger_that_says_nothing_or_nonsense_hinders_nobody() -> None:
     with fabrics(2, share=0) as made:
         shards = [new_shard(TableSpec("array", 1, 5)) for _ in made]
-        place = made[0].peers.address
+        place = made[1].peers._addresses[0]
         with socket.create_connection(place) as silent, socket.create_connection(place) as loud:
             loud.sendall(b"GET / HTTP/1.1\r\n\r\n" + bytes(200))
             for fabric, shard in zip(made, shards, strict=True):

@@ -87,7 +87,7 @@ def test_memory_of_a_push_that_is_forgotten_while_it_is_sent_is_not_used_again()
     assert out.header.kind == frames.PUSH
     sent = bytes(out.body)
     pusher.detach(1)
-    other = pusher._state.pool.take(len(out.body))
+    other = pusher._pool.take(len(out.body))
     other[:] = 0xFF
     assert bytes(out.body) == sent
 
@@ -127,7 +127,7 @@ def test_a_push_for_which_memory_was_missing_is_made_again(monkeypatch: pytest.M
     for waited_for in (False, True):
         pusher.settle(take=False) if waited_for else pusher.look(0.0)
         with monkeypatch.context() as patch:
-            patch.setattr(pusher._state.pool, "take", no_memory)
+            patch.setattr(pusher._pool, "take", no_memory)
             with pytest.raises(MemoryError):
                 pusher.next(0.0)
         for link in links:

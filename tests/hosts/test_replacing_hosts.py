@@ -304,7 +304,7 @@ def test_a_host_that_came_again_connects_to_others_while_it_waits_for_values(mon
     def take_late(fabric: Fabric, *arguments: Any) -> None:
         if fabric.host == 2:
             begun.set()
-            wait_for(lambda: 1 in fabric.rounds.state.outboxes)
+            wait_for(lambda: 1 in fabric.rounds.outboxes)
         take(fabric, *arguments)
 
     with rehearsal(1, 1, 1, on_lost="continue", replaces=True) as job, ExitStack() as stack:
@@ -318,7 +318,7 @@ def test_a_host_that_came_again_connects_to_others_while_it_waits_for_values(mon
         wait_for(begun.is_set)
         stack.enter_context(anew(job, 1))
         chain: Any = job.nodes[0].hosts
-        wait_for(lambda: chain.fabric.rounds.state.live == [0, 1, 2])
+        wait_for(lambda: chain.fabric.rounds.live == [0, 1, 2])
         table.add([1.0] * 3)
         assert table.get().tolist() == [1.0] * 3
         sessions[0].shutdown()

@@ -70,7 +70,7 @@ def test_a_push_for_which_memory_was_missing_moves_the_values_once(rule: str, mo
         shards = [new_shard(SPEC) for _ in made]
         for fabric, shard in zip(made, shards, strict=True):
             fabric.attach(1, shard, rule=rule, every=NEVER)
-            pool = fabric.links[1 - fabric.host]._state.pool
+            pool = fabric.links[1 - fabric.host]._pool
 
             def take(nbytes: int, of: Any = pool.take) -> Any:
                 if getattr(missing, "now", False) and next(times, None) is not None:

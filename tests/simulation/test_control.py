@@ -44,7 +44,7 @@ def test_a_seed_makes_the_same_schedule_again() -> None:
 )
 def test_what_the_other_end_may_not_say_ends_the_conversation(header: Header, match: str) -> None:
     heard: list[bytes] = []
-    conversation = Conversation(1, lambda message: heard.append(bytes(message)), Timeouts())
+    conversation = Conversation(lambda message: heard.append(bytes(message)), Timeouts())
     conversation.connect(1)
     first = Header(MESSAGE, number=1, length=2)
     room = conversation.accept(first)

@@ -171,7 +171,7 @@ def test_set_values_come_in_the_order_of_the_head_where_only_that_has_begun_a_ro
             host.overwrite(rounds.TABLE, 0, turn)
         go()
         assert all(host.is_whole(rounds.TABLE) for host in hosts)
-    assert all(len(host.state.tables[rounds.TABLE].overwrites) <= WINDOW for host in hosts)
+    assert all(len(host.tables[rounds.TABLE].overwrites) <= WINDOW for host in hosts)
     for each in staged:
         each.ready = 2
     go()
@@ -187,10 +187,10 @@ def test_totals_are_kept_no_longer_than_somebody_can_lack_them() -> None:
 
     def count() -> None:
         nonlocal most
-        most = max(most, *(len(each.state.tables[rounds.TABLE].totals) for each in hosts))
+        most = max(most, *(len(each.tables[rounds.TABLE].totals) for each in hosts))
 
     for number, host in enumerate(hosts):
-        host.state.at_distance(1 - number, 0.0)
+        host.at_distance(1 - number, 0.0)
         host.attach(rounds.TABLE, staged[number])
         Neighbour(host, 1 - number).connect(1)
         host.begin(rounds.TABLE)
@@ -222,11 +222,11 @@ def test_values_come_past_a_host_that_has_come_again_and_not_made_the_table_yet(
             host.begin_anew(range(3), 1)
         for peer in {0, 1, 2} - {number}:
             Neighbour(host, peer).connect(1)
-    hosts[1].attach(rounds.TABLE, blank[0], blank=True)
+    hosts[1].attach(rounds.TABLE, blank[0], {})
     hosts[1].refill(rounds.TABLE, told.append)
     _exchange(hosts)
     assert not told, "they have not gone through the whole chain"
-    hosts[2].attach(rounds.TABLE, blank[1], blank=True)
+    hosts[2].attach(rounds.TABLE, blank[1], {})
     _exchange(hosts)
     assert told == [True], "nobody goes on before it is told"
     assert np.array_equal(blank[0].values[0], numbers)

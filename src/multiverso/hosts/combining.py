@@ -19,12 +19,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from multiverso.errors import ShapeMismatchError
 from multiverso.hosts.peer.frames import Body, ProtocolError
+from multiverso.hosts.peer.resources import Array
 
-Array = npt.NDArray[Any]
 PIECE_BYTES = 2 << 20
 CHUNK_BYTES = 512 << 10
 SMALL_BYTES = 64 << 10
@@ -54,6 +53,15 @@ class Piece:
     dtype: np.dtype[Any]
     nbytes: int
 
+    def head(self, kind: int, chunk: int) -> bytes:
+        """Returns what stands before a chunk that travels."""
+        return _HEAD.pack(kind, chunk, self.number, self.signature, self.nbytes)
+
+    def cut(self, array: Array, chunk: int) -> Array:
+        """Returns a chunk of a piece's array."""
+        low = chunk * CHUNK_BYTES // self.dtype.itemsize
+        return array[low : low + _bytes_of(self.nbytes, chunk) // self.dtype.itemsize]
+
 
 @dataclass
 class _Under:
@@ -61,10 +69,8 @@ class _Under:
 
     parts: dict[int, dict[int, Body]] = field(default_factory=dict)  # by chunk, by host
     wholes: dict[int, Body] = field(default_factory=dict)
-    heard: set[int] = field(default_factory=set)  # hosts that have begun it
-    said: list[tuple[int, int]] = field(default_factory=list)  # signature and bytes, by other hosts
+    said: dict[int, tuple[int, int]] = field(default_factory=dict)  # signature and bytes, by hosts that have begun it
     piece: Piece | None = None  # once this host's workers have given theirs
-    own: Array | None = None
     out: Array | None = None
     done: set[int] = field(default_factory=set)
 
@@ -87,6 +93,7 @@ class Combining:
         free: Callable[[Body], None] = lambda message: None,
     ) -> None:
         self._host, self._hosts, self._send, self._free = host, hosts, send, free
+        self._others = [other for other in hosts if other != host]
         self._under: dict[int, _Under] = {}
         self._finished = 0  # all pieces up to this one
 
@@ -109,15 +116,15 @@ class Combining:
         under = self._under.setdefault(piece.number, _Under())
         if piece.nbytes <= SMALL_BYTES:
             own = own.copy()
-        under.piece, under.own, under.out = piece, own, out
-        if any(said != (piece.signature, piece.nbytes) for said in under.said):
+        under.piece, under.out = piece, out
+        if any(said != (piece.signature, piece.nbytes) for said in under.said.values()):
             raise self._mismatch(piece.number)
         for chunk in range(_chunks(piece.nbytes)):
-            data = self._cut(own, piece, chunk).data.cast("B")
+            data = piece.cut(own, chunk).data.cast("B")
             home = self._home(piece, chunk)
-            for host in self._hosts if home is None else [home]:
-                if host != self._host:
-                    self._send(host, self._head(PART, chunk, piece), data)
+            for host in self._others:
+                if home in (None, host):
+                    self._send(host, piece.head(PART, chunk), data)
             if home in (None, self._host):
                 under.parts.setdefault(chunk, {})[self._host] = data
                 self._fold(under, chunk)
@@ -142,14 +149,12 @@ class Combining:
         if not known or not self._finished < number <= self._finished + 2 * PIECES:
             raise ProtocolError(f"a message of a reduction makes no sense: kind {kind}, piece {number}")
         under = self._under.setdefault(number, _Under())
-        under.heard.add(host)
+        under.said[host] = signature, nbytes
         if under.piece is not None and (under.piece.signature, under.piece.nbytes) != (signature, nbytes):
             raise self._mismatch(number)
         chunks = _chunks(nbytes)
         if chunk >= chunks or len(body) != _bytes_of(nbytes, chunk):
             raise ProtocolError(f"chunk {chunk} of a piece of {nbytes} bytes has not {len(body)}")
-        if under.piece is None:
-            under.said.append((signature, nbytes))
         if kind == PART:
             under.parts.setdefault(chunk, {})[host] = body
             self._fold(under, chunk)
@@ -162,7 +167,7 @@ class Combining:
         """Returns the other hosts that a piece waits for."""
         under = self._under.get(number)
         if under is None or under.piece is None:
-            return [host for host in self._hosts if host != self._host]
+            return self._others
         wanted: set[int] = set()
         for chunk in range(_chunks(under.piece.nbytes)):
             if chunk not in under.done:
@@ -170,7 +175,7 @@ class Combining:
                 if home in (None, self._host):
                     wanted |= set(self._hosts) - set(under.parts.get(chunk, ()))
                 else:
-                    wanted |= {host for host in self._hosts if host not in under.heard} or {home}
+                    wanted |= set(self._others) - under.said.keys() or {home}
         return sorted(wanted - {self._host})
 
     # -- within ----------------------------------------------------------------------------------------------
@@ -182,7 +187,7 @@ class Combining:
         assert under.out is not None
         combine = COMBINE[piece.operation]
         first, second, *others = (np.frombuffer(parts[host], piece.dtype) for host in self._hosts)
-        whole = self._cut(under.out, piece, chunk)
+        whole = piece.cut(under.out, chunk)
         combine(first, second, out=whole)
         for other in others:
             combine(whole, other, out=whole)
@@ -191,16 +196,14 @@ class Combining:
                 self._free(part)
         under.done.add(chunk)
         if self._home(piece, chunk) is not None:
-            head, data = self._head(WHOLE, chunk, piece), whole.data.cast("B")
-            for host in self._hosts:
-                if host != self._host:
-                    self._send(host, head, data)
+            for host in self._others:
+                self._send(host, piece.head(WHOLE, chunk), whole.data.cast("B"))
 
     def _take_whole(self, under: _Under, chunk: int) -> None:
         if under.piece is None or under.out is None:
             return
         whole = under.wholes.pop(chunk)
-        self._cut(under.out, under.piece, chunk)[...] = np.frombuffer(whole, under.piece.dtype)
+        under.piece.cut(under.out, chunk)[...] = np.frombuffer(whole, under.piece.dtype)
         self._free(whole)
         under.done.add(chunk)
 
@@ -220,18 +223,10 @@ class Combining:
             return None
         return self._hosts[(piece.number * (PIECE_BYTES // CHUNK_BYTES) + chunk) % len(self._hosts)]
 
-    def _cut(self, array: Array, piece: Piece, chunk: int) -> Array:
-        low = chunk * CHUNK_BYTES // piece.dtype.itemsize
-        return array[low : low + _bytes_of(piece.nbytes, chunk) // piece.dtype.itemsize]
-
-    def _head(self, kind: int, chunk: int, piece: Piece) -> bytes:
-        return _HEAD.pack(kind, chunk, piece.number, piece.signature, piece.nbytes)
-
     def _mismatch(self, number: int) -> ShapeMismatchError:
         """Reports it to all other hosts, which might not notice the difference otherwise."""
-        for host in self._hosts:
-            if host != self._host:
-                self._send(host, _HEAD.pack(REFUSE, 0, number, 0, 0))
+        for host in self._others:
+            self._send(host, _HEAD.pack(REFUSE, 0, number, 0, 0))
         return ShapeMismatchError(_DIFFERENT)
 
 

@@ -27,7 +27,7 @@ from multiverso.hosts.values.held_tables import HeldTables
 from multiverso.hosts.values.link import Link
 from multiverso.hosts.values.loop import Loop
 from multiverso.hosts.values.options import Every
-from multiverso.hosts.values.state import Held, Ticket
+from multiverso.hosts.values.state import Held
 from multiverso.shards.shard import Shard
 
 _SOON_SECONDS, _LATER_SECONDS = 0.002, 0.05
@@ -84,7 +84,8 @@ class Fabric:
         with self._lock:
             self.links[peer] = link
             if peer != self.host:  # another host's place may have been another's, which had these
-                self.tables.attach_all_to(link)
+                for table_id, held in self.tables.held.items():
+                    link.attach(table_id, held, self.tables.epoch)
         return link
 
     @property
@@ -144,7 +145,7 @@ class Fabric:
             if held.outer is not None and self.host not in self.links:
                 self._loops[self.host] = Loop(self._new_link(self.host))
             for link in self._links_of(held):
-                self.tables.attach_to(link, table_id)
+                link.attach(table_id, held, self.tables.epoch)
         self._poke()
 
     def _links_of(self, held: Held) -> list[Link]:
@@ -171,7 +172,7 @@ class Fabric:
         self.tables.rest.share(control)
         memory = RoundMemory(shard, control, local)
         self.peers.open(ROUNDS)
-        self.rounds.attach(table_id, memory, blank=overwritten is not None, overwrites=overwritten)
+        self.rounds.attach(table_id, memory, overwritten)
 
     def follow_rounds(self) -> float | None:
         """Does what this host's workers are ready for; returns the seconds until it is to be called at the latest."""
@@ -188,7 +189,7 @@ class Fabric:
 
     def detach(self, table_id: int) -> None:
         """Releases a table: nothing more is sent, and what still comes for it is dropped."""
-        if table_id in self.rounds.state.tables:
+        if table_id in self.rounds.tables:
             self.rounds.detach(table_id)
             self._tell_settled()
             return
@@ -220,37 +221,40 @@ class Fabric:
         self._settle(deadline, tables, take=True)
 
     def _settle(self, deadline: Deadline, tables: Iterable[int] | None, take: bool) -> None:
-        wanted = None if tables is None else set(tables)
-        in_rounds = set(self.rounds.state.tables)
-        if wanted is not None:
-            in_rounds &= wanted
+        wanted = {*self.rounds.tables, *self.tables.held} if tables is None else set(tables)
+        in_rounds = wanted & self.rounds.tables.keys()
         for number in () if take else in_rounds:
             self.rounds.begin(number)
         while not self._await_settled(deadline, wanted, in_rounds, take):
             pass  # there are new homes
         if take:  # the values that all begin with are there
             with self._lock:
-                for table_id in self.tables.ruled:
-                    for link in self.links.values() if wanted is None or table_id in wanted else ():
+                ruled = {number for number, held in self.tables.held.items() if held.outer is not None}
+                for table_id in wanted & ruled:
+                    for link in self.links.values():
                         link.begin_ruling(table_id)
 
-    def _await_settled(self, deadline: Deadline, wanted: set[int] | None, in_rounds: set[int], take: bool) -> bool:
+    def _await_settled(self, deadline: Deadline, wanted: set[int], in_rounds: set[int], take: bool) -> bool:
         """Returns whether it is done; False where hosts were lost meanwhile, so that others have to be asked."""
         refused = Deadline.after(_REFUSED_SECONDS)
         with self._lock:
-            losses = len(self.tables.survivors)
+            epoch = self.tables.epoch
             ends = {peer: end for peer, end in self.ends.items() if not self._went(peer)}
             tickets = {peer: self.links[peer].settle(take, wanted) for peer in ends}
         for end in ends.values():
             end.pump()
-        self._receive_for(tickets, ends)
+        # in this thread, if it comes at once: no thread has to be woken then
+        until = time.monotonic() + _AT_ONCE_SECONDS
+        for peer, ticket in tickets.items():
+            while not ticket.done and time.monotonic() < until:
+                ends[peer].receive_now()
         with self._settled:
             while True:
                 left = {peer: ticket for peer, ticket in tickets.items() if not ticket.done}
                 late = take and not all(map(self.rounds.is_whole, in_rounds))
                 if not (left or late):
                     return True
-                if len(self.tables.survivors) != losses:
+                if self.tables.epoch != epoch:
                     return False
                 awaited = left or [peer for peer in range(self.hosts) if peer != self.host and not self._went(peer)]
                 self._check(awaited, refused)
@@ -259,13 +263,6 @@ class Fabric:
                     peers = ", ".join(map(str, sorted(awaited)))
                     raise WaitTimeoutError(f"host {self.host} could not {what} host(s) {peers} within {deadline}")
                 self._settled.wait(deadline.slice_left())
-
-    def _receive_for(self, tickets: Mapping[int, Ticket], ends: Mapping[int, Peer | Loop]) -> None:
-        """Receives what is waited for in this thread, if it comes at once: no thread has to be woken then."""
-        until = time.monotonic() + _AT_ONCE_SECONDS
-        for peer, ticket in tickets.items():
-            while not ticket.done and time.monotonic() < until:
-                ends[peer].receive_now()
 
     def _went(self, peer: int) -> bool:
         """Returns whether a host is lost and the others continue without it."""
@@ -284,12 +281,9 @@ class Fabric:
         for peer in left:
             if peer in self._lost and not self._went(peer):
                 raise MultiversoError(f"host {peer} is lost")
-            for end in self._ends_of(peer):
-                if end.failed is not None and refused.passed:
-                    raise MultiversoError(f"host {self.host} has no connection to host {peer}: {end.failed}")
-
-    def _ends_of(self, peer: int) -> list[Peer]:
-        return [ends[peer] for ends in (self._values, self._chain) if peer in ends]
+            for ends in (self._values, self._chain):
+                if peer in ends and ends[peer].failed is not None and refused.passed:
+                    raise MultiversoError(f"host {self.host} has no connection to host {peer}: {ends[peer].failed}")
 
     def _tell_settled(self) -> None:
         with self._settled:
@@ -320,7 +314,7 @@ class Fabric:
         for way in gone:
             self.peers.end(*way)
         with self._lock:
-            self.tables.rehome(hosts, [link for peer, link in self.links.items() if peer not in hosts], self.links)
+            self.tables.rehome(hosts, self.links)
             self._lost |= {peer for _, peer in gone}
         for way in gone:  # it may return: nothing is known of it then
             self.peers.renew(*way)
@@ -343,7 +337,7 @@ class Fabric:
     def joined(self, peer: int) -> None:
         """A lost host has returned, as one that has nothing: it takes all values. The higher of two connects."""
         self._lost.discard(peer)
-        self.rounds.regroup([*self.rounds.state.live, peer])
+        self.rounds.regroup([*self.rounds.live, peer])
 
     # -- watching ----------------------------------------------------------------------------------------------
 
@@ -362,8 +356,7 @@ class Fabric:
                     if left == 0.0:
                         end.pump()
                 passing &= link.passing
-            before, used = used, time.thread_time()
-            self._pace.spent(now, used - before)
+            used = self._pace.count(used)
             if waits:
                 pause = max(min(waits), _PASSING_SECONDS if passing else _SOON_SECONDS)
                 self._closing.wait(min(_LATER_SECONDS, pause))
@@ -384,12 +377,11 @@ class Fabric:
         for peer in range(self.hosts):
             if peer != self.host:
                 ends = self.peers.to(peer)
-                ways = [end.traffic for end in ends]
                 found[peer] = {
                     "connected": all(end.connected for end in ends),
-                    "connections": max((way.connections for way in ways), default=0),
-                    "bytes_sent": sum(way.bytes_sent for way in ways),
-                    "bytes_received": sum(way.bytes_received for way in ways),
+                    "connections": max((end.connections for end in ends), default=0),
+                    "bytes_sent": sum(end.bytes_sent for end in ends),
+                    "bytes_received": sum(end.bytes_received for end in ends),
                     "round_trip_seconds": min((end.round_trip() for end in ends), default=FAR),
                 }
         return found

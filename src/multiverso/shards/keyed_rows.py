@@ -57,6 +57,12 @@ class KeyedRows:
         self._run(calls.find, keys, rows)
         return rows
 
+    def has(self, keys: Keys) -> npt.NDArray[np.bool_]:
+        """Returns which keys have a row."""
+        rows = self.find(keys)
+        self.release()
+        return rows >= 0
+
     def enter(self, keys: Keys, after: int = 1) -> Keys:
         """As `find`, but a key without a row gets one, or counts towards it, where it takes ``after`` adds.
 

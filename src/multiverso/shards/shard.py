@@ -195,10 +195,12 @@ class Shard(Struct, frozen=True, dict=True):
 
     def states(self) -> list[npt.NDArray[Any]]:
         """The updater's arrays themselves, flat and writable."""
-        _, start = self._places_now()
-        whole = self.spec.elements * self.spec.itemsize
-        count, dtype = self.spec.elements, self.spec.dtype
-        return [self.segment.array(start + i * whole, count, dtype) for i in range(len(self.spec.state_names))]
+        return self.states_at(self._places_now()[1])
+
+    def states_at(self, offset: int) -> list[npt.NDArray[Any]]:
+        """The same, of a round whose arrays begin somewhere."""
+        count, elements = len(self.spec.state_names), self.spec.elements
+        return list(self.segment.array(offset, count * elements, self.spec.dtype).reshape(count, elements))
 
     @property
     def steps(self) -> int:

@@ -122,8 +122,8 @@ class Control:
         def clock() -> float:
             return self.now
 
-        mine = Conversation(0, lambda order: self._hear(host, order), TIMEOUTS, clock)
-        theirs = Conversation(number, lambda report: self._take(host, report), TIMEOUTS, clock)
+        mine = Conversation(lambda order: self._hear(host, order), TIMEOUTS, clock)
+        theirs = Conversation(lambda report: self._take(host, report), TIMEOUTS, clock)
         host = Host(number, mine, theirs, dials_at=self.random.random())
         return host
 

@@ -126,7 +126,7 @@ class RejoiningWorld(RoundsWorld):
     def _begin(self, host: Host) -> None:
         if host.incarnation == 1:
             super()._begin(host)
-            if (table := self.rounds[host.number].state.tables.get(TABLE)) is not None and table.began:
+            if (table := self.rounds[host.number].tables.get(TABLE)) is not None and table.began:
                 self.begun.add(host.number)
 
     # -- who is there ----------------------------------------------------------------------------------------
@@ -232,7 +232,7 @@ class RejoiningWorld(RoundsWorld):
         if host.incarnation != incarnation or not self._when_up(host, lambda: self._make(host, incarnation)):
             return
         rounds, staged = self.rounds[host.number], self.kept[host.number]
-        rounds.attach(TABLE, staged, blank=True, overwrites=self.overwritten)
+        rounds.attach(TABLE, staged, self.overwritten)
         if self.overwritten:
             self.whole[host.number] = lambda: rounds.is_whole(TABLE)
 
@@ -274,7 +274,7 @@ class RejoiningWorld(RoundsWorld):
             return
         self.say(f"host {host.number} asks for the values")
         rounds, staged = self.rounds[host.number], self.kept[host.number]
-        if TABLE not in rounds.state.tables:
+        if TABLE not in rounds.tables:
             self._later(0.01, self._ask, host, incarnation)
             return
 

@@ -220,20 +220,20 @@ class Desk:
             return {"differs": list(self._what)}
         if hand.begun != deal:
             hand.begun, hand.done, hand.given, hand.finished = deal, deal - 1, [], 0
-        batches = self._take()
-        if batches:
-            hand.given += batches
-            return {"batches": batches}
-        return self._at_the_end(worker, question)
+        return self._deal(hand) or self._at_the_end(worker, question)
 
-    def _take(self) -> list[int]:
+    def _deal(self, hand: _Hand) -> Message:
+        """Gives a worker batches; returns nothing where there are none left."""
         if self._returned:
-            return [self._returned.pop(0)]
-        left = self._batches - self._next
-        workers = max(1, sum(self._is_live(i) for i in self._workers))
-        count = min(left, max(1, min(MOST_AT_ONCE, left // (_PARTS * workers))))
-        self._next += count
-        return list(range(self._next - count, self._next))
+            batches = [self._returned.pop(0)]
+        else:
+            left = self._batches - self._next
+            workers = max(1, sum(self._is_live(i) for i in self._workers))
+            count = min(left, max(1, min(MOST_AT_ONCE, left // (_PARTS * workers))))
+            batches = list(range(self._next, self._next + count))
+            self._next += count
+        hand.given += batches
+        return {"batches": batches} if batches else {}
 
     def _at_the_end(self, worker: int, question: Batches) -> Message | list[int]:
         """All have been dealt. Batches of workers that are gone are dealt again; the end waits for those in work."""
@@ -252,13 +252,10 @@ class Desk:
                 return {"lost": other}
             self._returned += hand.out
             del hand.given[hand.finished :]
-        batches = self._take()
-        if batches:
-            self._hand(worker).given += batches
-            return {"batches": batches}
+        dealt = self._deal(self._hand(worker))
         if works and not question.ahead:
-            return works
-        return {"over": True}
+            return dealt or works
+        return dealt or {"over": True}
 
     def _count(self, name: str, amount: int) -> Message:
         before = self._counters.get(name, 0)

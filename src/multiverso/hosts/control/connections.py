@@ -60,7 +60,7 @@ class Talk:
         dial: Dial | None,
         first: tuple[Channel, Hello] | None = None,
     ) -> None:
-        self.conversation = Conversation(host, deliver, timeouts)
+        self.conversation = Conversation(deliver, timeouts)
         self.peer = Peer(host, self.conversation, Pace(0), dial, "control", _SOON_SECONDS)
         self.peer.start(first)
 
@@ -198,7 +198,7 @@ class Centre:
 
     def _admit(self, host: int, before: int, incarnation: int) -> tuple[Talk, Talk]:
         """Gives a lost host's place to a new node; returns the conversation with it, and the old one."""
-        if not _takes_a_place(incarnation):
+        if not incarnation & 1:  # see `_new_incarnation`
             raise _TurnedAwayError("another node has begun as this host, and this one is not meant to take its place")
         why_not = self._coordinator.why_not()
         if why_not:
@@ -226,7 +226,10 @@ class Centre:
                 talk = self._talks[host]
                 why = talk.look()
                 if why:
-                    self._lose(host, talk, why)
+                    with self._lock:
+                        if self._talks[host] is talk:  # else another node has its place already
+                            self._lost.add(host)
+                            self._give(self._coordinator.lose(host, why))
                     talk.end(_COUNTED_AS_LOST)
                     talk.close(Deadline.after(_LOST_FLUSH_SECONDS))
 
@@ -235,13 +238,6 @@ class Centre:
             if talk is not None and self._talks[host] is not talk:
                 return  # another node has its place: what a fenced one had said is not its successor's
             self._give(self._coordinator.receive(host, report))
-
-    def _lose(self, host: int, talk: Talk, why: str) -> None:
-        with self._lock:
-            if self._talks[host] is not talk:
-                return  # another node has its place already
-            self._lost.add(host)
-            self._give(self._coordinator.lose(host, why))
 
     def _give(self, orders: list[ToHost]) -> None:
         last, body = None, b""  # most orders are for many hosts
@@ -274,7 +270,7 @@ class Outpost:
         self._incarnation = _new_incarnation(roster.times_replaced > 0)
         self._said_at = 0  # of which cut it was said that the connection is tried again
         first = _dial(roster, self._incarnation)
-        self._talk = Talk(0, Timeouts.of(roster.grace), self._obey, self._dial_again, first)
+        self._talk = Talk(0, Timeouts.of(roster.grace), lambda body: deliver(order_of(body)), self._dial_again, first)
         self._talk.say(encoded(HelloReport(address)))
         self._watching = threading.Thread(target=self._watch, name="multiverso-hosts-watch", daemon=True)
         self._watching.start()
@@ -295,9 +291,6 @@ class Outpost:
         self._talk.close(Deadline.after(FLUSH_SECONDS))
         self._watching.join(_JOIN_SECONDS)
 
-    def _obey(self, body: memoryview) -> None:
-        self._deliver(order_of(body))
-
     def _dial_again(self, generation: int, deadline: Deadline, begun: Begun) -> tuple[Channel, Hello]:
         conversation = self._talk.conversation
         if conversation.ended is not None:
@@ -306,10 +299,9 @@ class Outpost:
             hello = _hello(self._roster, self._incarnation, generation)
             end = Deadline.after(_AGAIN_SECONDS)
             return connect(self._roster.coordinator, credentials_of(self._roster), hello, end, begun)
-        except RefusedError:
-            raise
         except (OSError, MultiversoError) as error:
-            if self._said_at != conversation.cuts and conversation.ended is None:
+            is_new = self._said_at != conversation.cuts and conversation.ended is None
+            if is_new and not isinstance(error, RefusedError):
                 self._said_at = conversation.cuts
                 log(f"the connection to {self._roster.names[0]} is cut, and is tried again ({error})")
             raise
@@ -334,10 +326,6 @@ def _new_incarnation(takes_a_place: bool) -> int:
     So that is known before anything is made of its connection: an odd number ends the node that has the place now.
     """
     return int.from_bytes(os.urandom(8), "big") & ~1 | takes_a_place
-
-
-def _takes_a_place(incarnation: int) -> bool:
-    return bool(incarnation & 1)
 
 
 def _hello(roster: Roster, incarnation: int, generation: int) -> Hello:

@@ -142,9 +142,9 @@ class Coordinator:
             why: in words, for the error.
         """
         lost = self._hosts[host]
-        came = self._coming.pop(host, None) is not None
+        self._coming.pop(host, None)
         if lost.lost or self.over:
-            return self._tables.proceed() if came else []  # tables that waited for it
+            return self._tables.proceed()  # tables may have waited for it
         lost.lost = True
         self._survivors.append(self._hosts.left())
         for worker_id in self._roster.workers_of(host):
@@ -174,8 +174,7 @@ class Coordinator:
 
     def _welcome(self) -> list[ToHost]:
         """Admits who takes a lost host's place, once no table is half made and all hosts have come once."""
-        missing = any(known.address is None and not known.lost for known in self._hosts)
-        if not self._coming or self._tables.half_made or missing:
+        if not self._coming or self._tables.half_made or not self._hosts.all_came:
             return []
         coming = dict(self._coming)
         self._coming.clear()
@@ -214,7 +213,7 @@ class Coordinator:
 
     def _introduce(self) -> list[ToHost]:
         """Tells all where the others are, once every host has come, or was lost before it did."""
-        if self._introduced or any(known.address is None and not known.lost for known in self._hosts):
+        if self._introduced or not self._hosts.all_came:
             return []
         self._introduced = True
         return self._hosts.to_all(Peers([known.address for known in self._hosts]))

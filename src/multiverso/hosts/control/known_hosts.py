@@ -42,6 +42,11 @@ class KnownHosts(list[KnownHost]):
         """Returns those whose workers have not all gone, and that are not lost."""
         return [host for host, known in enumerate(self) if not (known.lost or known.gone)]
 
+    @property
+    def all_came(self) -> bool:
+        """Whether every host has come, or was lost before it did."""
+        return not any(known.address is None and not known.lost for known in self)
+
     def to_all(self, order: Order, but: int | None = None) -> list[ToHost]:
         """Returns an order to each host that is not lost, one left out."""
         return [(host, order) for host in self.left() if host != but]

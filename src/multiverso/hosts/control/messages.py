@@ -346,10 +346,10 @@ Report = (
     | AllGather | Ask | Clocks | Published | Gone
 )  # fmt: skip
 TableOrder = Make | Begin | Drop | Used | Part | Free
-HostOrder = (
-    Peers | Workers | Clocks | Published | Take | Bring | Gathered | Lost | Joined | Over
+Order = (
+    TableOrder | Peers | Workers | Clocks | Published | Take | Bring | Gathered | Lost | Joined | Over
+    | AllGathered | Answer | Agreed | Refuse | Welcome
 )  # fmt: skip
-Order = TableOrder | HostOrder | AllGathered | Answer | Agreed | Refuse | Welcome
 ToHost = tuple[int, Order]
 """A host's number, and the order for it."""
 

@@ -16,6 +16,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
+from msgspec.structs import replace
+
 from multiverso.hosts.control.known_hosts import KnownHosts
 from multiverso.hosts.control.messages import (
     Address,
@@ -47,7 +49,6 @@ class _Creation:
     """A table in the making; ``waits_for`` are the hosts that have not done the step yet."""
 
     asked: dict[int, Create] = field(default_factory=dict)
-    number: int = 0
     step: Step | None = None  # None: hosts still ask
     waits_for: set[int] = field(default_factory=set)
 
@@ -84,10 +85,9 @@ class TableSteps:
         self._hosts = hosts
         self._coming = coming
         self._creations: dict[Key, _Creation] = {}
-        self._made: dict[Key, int] = {}
+        self._made: dict[Key, Make] = {}  # what makes each table that there is
         self._unused: dict[int, _Unused] = {}
         self._numbers = 0
-        self._orders_to_make: dict[Key, Make] = {}  # of the tables that there are
 
     @property
     def half_made(self) -> bool:
@@ -96,15 +96,14 @@ class TableSteps:
 
     def made(self) -> list[Make]:
         """Returns what makes each table that there is."""
-        return list(self._orders_to_make.values())
+        return list(self._made.values())
 
     def lose(self, host: int) -> list[ToHost]:
         """The others no longer wait for a host."""
-        orders: list[ToHost] = []
-        for key, creation in list(self._creations.items()):
+        for creation in self._creations.values():
             creation.asked.pop(host, None)
             creation.waits_for.discard(host)
-            orders += self._proceed(key, creation)
+        orders = self.proceed()
         for number in list(self._unused):
             orders += self._part_or_free(number)
         return orders
@@ -123,8 +122,6 @@ class TableSteps:
             # another host's worker has made it meanwhile: the order to make it is under way, or was obeyed
             return []
         creation = self._creations.setdefault(key, _Creation())
-        if creation.step is not None:
-            return []  # by name, as above
         creation.asked[host] = report
         return self._proceed(key, creation)
 
@@ -180,11 +177,9 @@ class TableSteps:
         else:
             writers = workers
         self._numbers += 1
-        creation.number = self._made[key] = self._numbers
-        self._orders_to_make[key] = Make(key, creation.number, asked.spec, asked.mode)
+        self._made[key] = Make(key, self._numbers, asked.spec, asked.mode)
         self.ordered += key[0] == _ORDER
-        order = Make(key, creation.number, asked.spec, asked.mode, writers, workers)
-        return self._begin(creation, "make", order)
+        return self._begin(creation, "make", replace(self._made[key], writers=writers, workers=workers))
 
     def _begin(self, creation: _Creation, step: Step, order: Order) -> list[ToHost]:
         creation.step = step
@@ -195,7 +190,6 @@ class TableSteps:
         """A table cannot be made: the workers that wait for it get an error, and may ask again."""
         del self._creations[order.key]
         if self._made.pop(order.key, None) is not None:
-            del self._orders_to_make[order.key]
             self.ordered -= order.key[0] == _ORDER
         return self._hosts.to_all(order)
 
@@ -204,7 +198,7 @@ class TableSteps:
     def note_unused(self, host: int, report: Unused) -> list[ToHost]:
         """No worker of a host has a table any more, or none ever had."""
         key, number = report.key, report.number
-        if self._made.get(key) != number or key in self._creations:
+        if not self._is_made(key, number) or key in self._creations:
             return []
         unused = self._unused.setdefault(number, _Unused(key))
         unused.hosts.add(host)
@@ -213,7 +207,7 @@ class TableSteps:
 
     def note_used(self, host: int, report: Used) -> list[ToHost]:
         """A worker asks again for a table that its host had said to be unused."""
-        if self._made.get(report.key) != report.number:
+        if not self._is_made(report.key, report.number):
             return []  # too late: it has to part with it
         if report.number in self._unused:
             self._unused[report.number].hosts.discard(host)
@@ -227,13 +221,16 @@ class TableSteps:
         unused.waits_for.discard(host)
         return self._part_or_free(report.number)
 
+    def _is_made(self, key: Key, number: int) -> bool:
+        return key in self._made and self._made[key].number == number
+
     def _part_or_free(self, number: int) -> list[ToHost]:
         unused = self._unused[number]
         there = set(self._hosts.left())
         if unused.waits_for is None:
             if not unused.closing or not there <= unused.hosts:
                 return []
-            del self._made[unused.key], self._orders_to_make[unused.key]
+            del self._made[unused.key]
             self.clocks.pop(number, None)
             self.overwritten.pop(number, None)
             unused.waits_for = there

@@ -54,7 +54,6 @@ class Conversation(Stream):
     """One end. Any thread may call.
 
     Args:
-        peer: the other host's number.
         deliver: gets each message once, in order, by one thread at a time.
         timeouts: how long this end waits for the other.
         clock: the time, in seconds.
@@ -67,13 +66,9 @@ class Conversation(Stream):
     longest = 64 << 20
 
     def __init__(
-        self,
-        peer: int,
-        deliver: Callable[[memoryview], None],
-        timeouts: Timeouts,
-        clock: Callable[[], float] = time.monotonic,
+        self, deliver: Callable[[memoryview], None], timeouts: Timeouts, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        super().__init__(peer, self._take, Buffers(1))
+        super().__init__(self._take, Buffers(1))
         self._take_message, self._timeouts, self._clock = deliver, timeouts, clock
         self._heard_at = self._connected_at = self._sent_at = clock()
         self._cut_at = math.inf
@@ -81,7 +76,7 @@ class Conversation(Stream):
         self.ended: str | None = None
         self.cuts = 0
 
-    def _take(self, _peer: int, message: memoryview) -> None:
+    def _take(self, message: memoryview) -> None:
         self._take_message(message)
         self._pool.give(owner(message))
 

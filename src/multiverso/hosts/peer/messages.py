@@ -11,6 +11,7 @@ that this side has received stands where others have the table (its upper half) 
 
 from __future__ import annotations
 
+import functools
 import threading
 from collections import deque
 from collections.abc import Callable
@@ -28,24 +29,21 @@ _SAY_BYTES = 1 << 20
 _SAY_MESSAGES = 64
 _KEPT = 16  # buffers of a size; fresh memory for each large message costs more than what is done with it
 
-Deliver = Callable[[int, memoryview], None]
-
 
 class Stream(Carried):
     """One side. Any thread may call.
 
     Args:
-        peer: the other host's number.
-        deliver: gets that, and each message, in the thread that receives.
+        deliver: gets each message, in the thread that receives.
         pool: memory for messages.
     """
 
     longest = LONGEST_MESSAGE
 
-    def __init__(self, peer: int, deliver: Deliver, pool: Buffers) -> None:
-        self._peer, self._deliver, self._pool = peer, deliver, pool
+    def __init__(self, deliver: Callable[[memoryview], None], pool: Buffers) -> None:
+        self._deliver, self._pool = deliver, pool
         self._lock = threading.Lock()
-        self._kept: deque[tuple[int, tuple[Body, ...]]] = deque()  # not known to be received
+        self._kept: deque[tuple[Body, ...]] = deque()  # the last ones, which are not known to be received
         self._last = 0  # the number of the last message put
         self._sent = 0  # of the last one that went out over this connection
         self._received = 0
@@ -62,7 +60,7 @@ class Stream(Carried):
             raise ValueError(f"a message of {length} bytes; the longest has {self.longest}")
         with self._lock:
             self._last += 1
-            self._kept.append((self._last, parts))
+            self._kept.append(parts)
 
     def connect(self, incarnation: int) -> None:
         """A new connection: what is not known to be received goes again, once the other side has spoken.
@@ -98,8 +96,8 @@ class Stream(Carried):
             number: int = 0
             parts: tuple[Body, ...] = ()
             if self._ready and self._sent < self._last:
-                number, parts = self._kept[self._sent + 1 - self._kept[0][0]]
-                self._sent = number
+                parts = self._kept[self._sent - self._last]
+                number = self._sent = self._sent + 1
             elif not self._say:
                 return None
             self._say, self._unsaid, self._unsaid_bytes = False, 0, 0
@@ -115,9 +113,9 @@ class Stream(Carried):
         if header.length > self.longest or (header.length and not number):
             raise ProtocolError(f"a message of {header.length} bytes; the longest has {self.longest}")
         with self._lock:
-            if received > self._last or (self._kept and received + 1 < self._kept[0][0]):
+            if not self._last - len(self._kept) <= received <= self._last:
                 raise ProtocolError(f"message {received} is said to be received, of {self._last}")
-            while self._kept and self._kept[0][0] <= received:
+            while self._last - len(self._kept) < received:
                 self._kept.popleft()
             if not self._ready:
                 self._ready, self._sent = True, received
@@ -135,7 +133,7 @@ class Stream(Carried):
                 self._unsaid += 1
                 self._unsaid_bytes += len(body)
                 self._say |= self._unsaid >= _SAY_MESSAGES or self._unsaid_bytes >= _SAY_BYTES
-            self._deliver(self._peer, body)
+            self._deliver(body)
         return self.has_something
 
 
@@ -148,14 +146,14 @@ class Messages:
         role: of the connections, of ``handshake.ROLES``.
     """
 
-    def __init__(self, peers: Peers, deliver: Deliver, role: int = MESSAGES) -> None:
+    def __init__(self, peers: Peers, deliver: Callable[[int, memoryview], None], role: int = MESSAGES) -> None:
         self._pool = Buffers(_KEPT)
         self._streams: dict[int, Stream] = {}
         self._deliver, self._peers, self._role = deliver, peers, role
         self._open = peers.carry(role, self._new_stream, Pace(0))
 
     def _new_stream(self, host: int) -> Stream:
-        stream = self._streams[host] = Stream(host, self._deliver, self._pool)
+        stream = self._streams[host] = Stream(functools.partial(self._deliver, host), self._pool)
         return stream
 
     def open(self) -> None:

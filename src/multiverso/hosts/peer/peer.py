@@ -10,13 +10,12 @@ import socket
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from multiverso.deadline import Deadline
 from multiverso.errors import MultiversoError
 from multiverso.hosts.peer.frames import GREETING, HEADER_BYTES, LONGEST_BODY, Carried, Outgoing, ProtocolError, Reader
 from multiverso.hosts.peer.resources import Pace
-from multiverso.hosts.transport.channel import FAR, Channel, RefusedError, start_or_raise
+from multiverso.hosts.transport.channel import FAR, Channel, RefusedError
 from multiverso.hosts.transport.handshake import HANDSHAKE_SECONDS, Begun, Hello
 from multiverso.node_log import log
 
@@ -25,15 +24,6 @@ _MOST_PAUSE_SECONDS = 0.05
 _SMALL_BYTES = 16 * 1024
 _COUNTED_TOGETHER = 8  # small frames
 Dial = Callable[[int, Deadline, Begun], tuple[Channel, Hello]]
-
-
-@dataclass
-class Traffic:
-    """What went over the connections to a peer."""
-
-    connections: int = 0
-    bytes_sent: int = 0
-    bytes_received: int = 0
 
 
 class Peer:
@@ -49,8 +39,7 @@ class Peer:
 
     Attributes:
         failed: why it will never be connected, if that is so.
-        incarnation: the peer's, once it has been connected.
-        traffic: what went over the connections.
+        connections, bytes_sent, bytes_received: so far, of all connections together.
     """
 
     def __init__(
@@ -64,8 +53,7 @@ class Peer:
     ) -> None:
         self.number = number
         self.failed: str | None = None
-        self.incarnation: int | None = None
-        self.traffic = Traffic()
+        self.connections = self.bytes_sent = self.bytes_received = 0
         self._carried, self._name = carried, name
         self._pace, self._dial, self._latest = pace, dial, latest_seconds
         self._wake = threading.Condition()
@@ -123,7 +111,7 @@ class Peer:
         """Like `pump`; returns whether the sender is to be woken."""
         if self._sending.acquire(blocking=False):
             try:
-                left = self._pump(self._live)
+                return self._pump(self._live)
             except (OSError, MemoryError) as error:
                 self._log_if_unsendable(error)
                 if self._live is not None:
@@ -131,9 +119,7 @@ class Peer:
                 return False
             finally:
                 self._sending.release()
-        else:
-            left = self._carried.wait(time.monotonic())
-        return left is not None
+        return self._carried.wait(time.monotonic()) is not None
 
     @property
     def _has_words(self) -> bool:
@@ -142,24 +128,23 @@ class Peer:
     def _next(self, most_new: int = LONGEST_BODY) -> Outgoing | None:
         outgoing = self._carried.next(time.monotonic(), most_new)
         if outgoing is not None:
-            self.traffic.bytes_sent += HEADER_BYTES + outgoing.header.length
+            self.bytes_sent += HEADER_BYTES + outgoing.header.length
         return outgoing
 
-    def _pump(self, channel: Channel | None) -> float | None:
-        """Returns the seconds until there is something for the sender, 0 for at once, None for nothing."""
+    def _pump(self, channel: Channel | None) -> bool:
         if channel is None:
-            return None
+            return False
         if self._unsent is not None:
-            return 0.0
+            return True
         while True:
             outgoing = self._unsent = self._next(_SMALL_BYTES)
             if outgoing is None:
-                return self._carried.wait(time.monotonic())
+                return self._carried.wait(time.monotonic()) is not None
             if not channel.send_now(outgoing.header.pack(), outgoing.body, *outgoing.more):
-                return 0.0
+                return True
             self._sent()
             if not self._carried.has_something:
-                return None
+                return False
 
     def _sent(self) -> None:
         """What `pump` has begun to send is sent, or its connection has ended."""
@@ -171,17 +156,15 @@ class Peer:
         """The peer has connected. It takes the place of an older connection, whose threads end first."""
         with self._wake:
             newer = hello.incarnation != self._last[0] or hello.generation > self._last[1]
-            if self._dial is not None or not newer or self._closing.is_set():
-                refused, offered = channel, None
-            else:
-                refused, offered = None, self._offered
+            unwanted: Channel | None = channel
+            if self._dial is None and newer and not self._closing.is_set():
+                unwanted = self._offered[0] if self._offered else None
                 self._offered, self._last = (channel, hello), (hello.incarnation, hello.generation)
                 if self._channel is not None:
                     self._channel.shutdown()
             self._wake.notify_all()
-        for unwanted in (refused, offered[0] if offered else None):
-            if unwanted is not None:
-                unwanted.close()
+        if unwanted is not None:
+            unwanted.close()
 
     def round_trip(self) -> float:
         """Returns the shortest way there and back in seconds; ``FAR`` while that is not known."""
@@ -218,7 +201,13 @@ class Peer:
         self._closing.set()
         with self._wake:
             dialling = self._dialling
-        self._interrupt_wait()
+            for channel in (self._channel, self._offered[0] if self._offered else None):
+                if channel is not None:
+                    channel.shutdown()
+            if self._reaching is not None and self._channel is None:
+                with contextlib.suppress(OSError):  # it has not begun, or is over
+                    self._reaching.shutdown(socket.SHUT_RDWR)
+            self._wake.notify_all()
         if self._thread.ident is not None:
             if dialling:
                 return self._thread
@@ -258,10 +247,9 @@ class Peer:
             return self._dial(self._generation, Deadline.after(HANDSHAKE_SECONDS), self._note_reaching)
         with self._wake:
             self._wake.wait_for(lambda: self._offered is not None or self._closing.is_set())
+            if self._closing.is_set():
+                return None  # `end` closes what was offered
             offered, self._offered = self._offered, None
-            if offered is not None and self._closing.is_set():
-                offered[0].close()
-                return None
             return offered
 
     def _note_reaching(self, way: socket.socket) -> None:
@@ -269,17 +257,6 @@ class Peer:
             self._reaching = way
             if self._closing.is_set():
                 raise OSError("this end is closing")
-
-    def _interrupt_wait(self) -> None:
-        """Ends what the receiving thread waits for, once it is to end."""
-        with self._wake:
-            for channel in (self._channel, self._offered[0] if self._offered else None):
-                if channel is not None:
-                    channel.shutdown()
-            if self._reaching is not None and self._channel is None:
-                with contextlib.suppress(OSError):  # it has not begun, or is over
-                    self._reaching.shutdown(socket.SHUT_RDWR)
-            self._wake.notify_all()
 
     def _converse(self, channel: Channel, hello: Hello) -> None:
         ended, begun = threading.Event(), False
@@ -292,13 +269,15 @@ class Peer:
                 if self._closing.is_set() or self._offered is not None:
                     return
             begun = True
-            self.incarnation = hello.incarnation
-            self.traffic.connections += 1
+            self.connections += 1
             self._carried.connect(hello.incarnation)
             self._carried.at_distance(channel.round_trip())
             with self._sending:
                 self._live = channel
-            start_or_raise(sender)
+            try:
+                sender.start()
+            except RuntimeError as error:  # the system gives no thread, perhaps not for long
+                raise MemoryError(str(error)) from error
             self._reader = Reader(self._carried.accept)
             self._receive(channel)
         finally:
@@ -336,7 +315,7 @@ class Peer:
                         return
                     pause = 0.0
                     if self._uncounted >= _COUNTED_TOGETHER:  # counting takes as long as a small frame
-                        used, self._uncounted = self._spend(used), 0
+                        used, self._uncounted = self._pace.count(used), 0
                         pause = self._carried.pause(time.monotonic())
                     self._tell()
                     # this node may have done enough for others lately: what they push waits in the connection
@@ -372,7 +351,7 @@ class Peer:
         """Receives, and does what is to do with what is whole; returns how many bytes came, 0 at the end."""
         count = recv(reader.room())
         if count:
-            self.traffic.bytes_received += count
+            self.bytes_received += count
             whole = reader.filled(count)
             while whole is not None:
                 header, body = whole
@@ -426,9 +405,4 @@ class Peer:
             if self._closing_soon and not self._has_words:
                 with self._wake:
                     self._wake.notify_all()
-            used = self._spend(used)
-
-    def _spend(self, before: float) -> float:
-        now = time.thread_time()
-        self._pace.spent(time.monotonic(), now - before)
-        return now
+            used = self._pace.count(used)

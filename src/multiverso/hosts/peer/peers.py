@@ -64,13 +64,6 @@ class Peers:
                 self._start(peer)
         return self._listener.address
 
-    @property
-    def address(self) -> Address:
-        """Where it listens, once it does."""
-        if self._listener is None:
-            raise MultiversoError(f"the node of host {self.host} does not listen yet")
-        return self._listener.address
-
     def connect(self, number: int, address: Address) -> None:
         """Sets where a lower host is reached, and begins to connect to it, now and whenever that is cut.
 

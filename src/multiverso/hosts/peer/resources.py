@@ -5,7 +5,9 @@ A fresh megabyte costs more than what is done to it.
 
 from __future__ import annotations
 
+import math
 import threading
+import time
 from collections import defaultdict
 from typing import Any
 
@@ -75,7 +77,7 @@ class Pace:
             raise StartupError(f"share is a part of a core, 0 for no limit; got {share!r}")
         self.share = float(share)
         self._credit = _BURST_SECONDS
-        self._at: float | None = None
+        self._at = -math.inf
         self._lock = threading.Lock()
 
     def wait(self, now: float) -> float:
@@ -93,7 +95,13 @@ class Pace:
                 self._refill(now)
                 self._credit = max(self._credit - seconds, -_DEEPEST_SECONDS)
 
+    def count(self, before: float) -> float:
+        """Counts what this thread has used since its `time.thread_time` was ``before``; returns what that is now."""
+        used = time.thread_time()
+        self.spent(time.monotonic(), used - before)
+        return used
+
     def _refill(self, now: float) -> None:
-        if self._at is not None and now > self._at:
+        if now > self._at:
             self._credit = min(_BURST_SECONDS, self._credit + (now - self._at) * self.share)
-        self._at = now if self._at is None else max(self._at, now)
+            self._at = now

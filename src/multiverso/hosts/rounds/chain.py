@@ -16,9 +16,10 @@ from multiverso.hosts.transport.channel import FAR, megabytes_for
 _EPOCHS = 256
 
 
-class ChainState:
-    """The state. A thread that reads or changes it holds ``state_lock``, and ``memory_lock`` for tables' memory.
+class Chain:
+    """The state of `Rounds`.
 
+    A thread that reads or changes it holds ``state_lock``, and ``memory_lock`` for tables' memory.
     It changes when hosts are lost or return, which begins a new *epoch*.
 
     Args:
@@ -36,7 +37,9 @@ class ChainState:
         outboxes: of each connected peer what is not a sum.
     """
 
-    def __init__(self, host: int, live: Iterable[int], wake: Callable[[int], None], moved: Callable[[], None]) -> None:
+    def __init__(
+        self, host: int, live: Iterable[int], wake: Callable[[int], None], moved: Callable[[], None] = lambda: None
+    ) -> None:
         self.host, self.wake, self.moved = host, wake, moved
         self.tables: dict[int, RoundTable] = {}
         self.closed: set[int] = set()
@@ -72,20 +75,15 @@ class ChainState:
             return None
         if outbox:
             return outbox[0]
-        before, after = self.before, self.next
         for table in self.tables.values():
             if peer not in table.theirs:
                 continue
-            if peer == after:
-                step = max(table.pushed, table.arrived) + 1
-                found = table.sums.get(step)
-                if found is not None:
-                    return table, frames.SUM, step, found
-            elif peer == before:
-                step = max(table.returned, table.known) + 1
-                found = table.totals.get(step)
-                if found is not None:
-                    return table, frames.TOTAL, step, found
+            if peer == self.next:
+                kind, step, kept = frames.SUM, max(table.pushed, table.arrived) + 1, table.sums
+            else:
+                kind, step, kept = frames.TOTAL, max(table.returned, table.known) + 1, table.totals
+            if step in kept:
+                return table, kind, step, kept[step]
         return None
 
     # -- words to other hosts -------------------------------------------------------------------------------

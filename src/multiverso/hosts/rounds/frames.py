@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import struct
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from multiverso.hosts.peer.frames import Header, Outgoing, ProtocolError
 from multiverso.hosts.peer.resources import owner
@@ -55,8 +55,7 @@ _REACHED = struct.Struct("!QQQII")
 REACHED_BYTES = _REACHED.size
 
 
-@dataclass(frozen=True, slots=True)
-class Reached:
+class Reached(NamedTuple):
     """The body of AT.
 
     Attributes:
@@ -75,7 +74,7 @@ class Reached:
 
     def pack(self) -> bytes:
         """Returns it as it travels."""
-        return _REACHED.pack(self.arrived, self.received, self.elements, self.dtype, self.chunk)
+        return _REACHED.pack(*self)
 
     @classmethod
     def unpack(cls, data: memoryview) -> Reached:
@@ -85,8 +84,7 @@ class Reached:
 
 def at_frame(table: RoundTable, epoch: int) -> Outgoing:
     """Returns what says how far this host is with a table, and which table that is."""
-    elements, dtype, chunk = _what(table)
-    body = Reached(table.arrived, table.received, elements, dtype, chunk).pack()
+    body = Reached(table.arrived, table.received, *_what(table)).pack()
     flags = 0 if table.placed else UNPLACED
     header = RoundHeader(AT, epoch, flags, table.number, length=len(body))
     return Outgoing(header, memoryview(body))

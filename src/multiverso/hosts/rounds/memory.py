@@ -17,7 +17,7 @@ _WORDS = np.dtype([("round", "<i8"), ("steps_before", "<i8"), ("hyper", "u1", _H
 
 
 class RoundMemory:
-    """Implements `multiverso.hosts.rounds.rounds.state.Staged`. Keeps the table's memory mapped.
+    """Implements `multiverso.hosts.rounds.state.Staged`. Keeps the table's memory mapped.
 
     Args:
         shard: the table, all of it mapped.
@@ -29,7 +29,8 @@ class RoundMemory:
         self._shard = shard
         self._control = control
         local = set(local)
-        self._local = _bits(local)
+        bits = sum(1 << worker for worker in local)
+        self._local = bits - (1 << at.MAX_WORKERS) if bits >> (at.MAX_WORKERS - 1) else bits
         self._begins = int(shard.spec.updater == "add")
         self.dtype = np.dtype(shard.spec.dtype)
         self.elements = shard.spec.elements
@@ -94,12 +95,10 @@ class RoundMemory:
         block = self._control + at.worker_block(worker)
         here = (self._local >> worker) & 1 and self._shard.enrolled(worker)
         alive = load32(block + at.LIVENESS) == at.ALIVE and load32(block + at.PARTICIPATION) == at.ACTIVE
-        return bool(here and alive) and not self._waits_elsewhere(block)
-
-    def _waits_elsewhere(self, block: int) -> bool:
-        """Whether a worker waits for all others: its read has raised, and one of them may need the values."""
+        # it may wait for all others: its read has raised, and one of them may need the values
         kind, target = load32(block + at.WAIT_KIND), load64(block + at.WAIT_TARGET)
-        return kind == at.FOR_TABLE or (kind == at.FOR_BARRIER and target > load64(self._control + at.RELEASED))
+        elsewhere = kind == at.FOR_TABLE or (kind == at.FOR_BARRIER and target > load64(self._control + at.RELEASED))
+        return bool(here and alive) and not elsewhere
 
     def fill_bytes(self, chunk: int) -> int:
         """Returns the bytes of a chunk of the values, with the updater's arrays and the words that go with them."""
@@ -119,10 +118,9 @@ class RoundMemory:
         shard, (words, parts) = self._shard, self._parts(found)
         self._found = words.copy()
         side = int(words["round"][0]) & 1
-        for number, part in enumerate(parts):
-            start = shard.places.states[side] + (number - 1) * self.elements * self.dtype.itemsize
-            start = start if number else shard.places.buffers[side]
-            shard.segment.array(start, self.elements, shard.spec.dtype)[self._place(chunk)] = part
+        values = shard.segment.array(shard.places.buffers[side], self.elements, self.dtype)
+        for whole, part in zip((values, *shard.states_at(shard.places.states[side])), parts, strict=True):
+            whole[self._place(chunk)] = part
 
     def _parts(self, whole: Array) -> tuple[Array, Array]:
         """Returns the words, and a row of each array."""
@@ -146,8 +144,3 @@ class RoundMemory:
 
     def _place(self, chunk: int) -> slice:
         return slice(chunk * self.chunk, (chunk + 1) * self.chunk)
-
-
-def _bits(workers: Iterable[int]) -> int:
-    bits = sum(1 << worker for worker in workers)
-    return bits - (1 << at.MAX_WORKERS) if bits >> (at.MAX_WORKERS - 1) else bits

@@ -32,27 +32,27 @@ class Neighbour(Carried):
     """
 
     def __init__(self, rounds: Rounds, peer: int) -> None:
-        self._rounds, self._state, self._peer = rounds, rounds.state, peer
+        self._rounds, self._peer = rounds, peer
 
     def connect(self, incarnation: int) -> None:
         """A connection has begun; nothing came over it yet."""
-        state, peer = self._state, self._peer
-        with state.state_lock:
-            state.outboxes[peer] = deque()
-            for table in state.tables.values():
+        rounds, peer = self._rounds, self._peer
+        with rounds.state_lock:
+            rounds.outboxes[peer] = deque()
+            for table in rounds.tables.values():
                 table.theirs.discard(peer)
-                state.report_progress(peer, table)
+                rounds.report_progress(peer, table)
 
     def at_distance(self, seconds: float) -> None:
         """Sets the shortest round-trip time to the peer."""
-        self._state.at_distance(self._peer, seconds)
+        self._rounds.at_distance(self._peer, seconds)
 
     def cut(self) -> None:
         """The connection has ended."""
-        state, peer = self._state, self._peer
-        with state.state_lock:
-            state.outboxes.pop(peer, None)
-            for table in state.tables.values():
+        rounds, peer = self._rounds, self._peer
+        with rounds.state_lock:
+            rounds.outboxes.pop(peer, None)
+            for table in rounds.tables.values():
                 table.theirs.discard(peer)
                 table.forget_requests()
 
@@ -61,23 +61,23 @@ class Neighbour(Carried):
     @property
     def has_something(self) -> bool:
         """Whether there may be something to send: without a table, and what was said of it, there is not."""
-        return bool(self._state.tables or self._state.outboxes.get(self._peer))
+        return bool(self._rounds.tables or self._rounds.outboxes.get(self._peer))
 
     def wait(self, now: float) -> float | None:
         """Returns 0 where there is something to send."""
-        state, peer = self._state, self._peer
-        with state.state_lock:
-            return None if state.find(peer) is None else 0.0
+        rounds, peer = self._rounds, self._peer
+        with rounds.state_lock:
+            return None if rounds.find(peer) is None else 0.0
 
     def next(self, now: float, most_new: int = LONGEST_BODY) -> Outgoing | None:
         """Returns the next frame. Its body is there already, so that none is too long."""
-        state, peer = self._state, self._peer
+        rounds, peer = self._rounds, self._peer
         if not self.has_something:
             return None
-        with state.state_lock:
-            found = state.find(peer)
+        with rounds.state_lock:
+            found = rounds.find(peer)
             if isinstance(found, Outgoing):
-                return state.outboxes[peer].popleft()
+                return rounds.outboxes[peer].popleft()
             if found is None:
                 return None
             table, kind, step, passed = found
@@ -85,7 +85,7 @@ class Neighbour(Carried):
                 table.pushed = step
             else:
                 table.returned = step
-            return step_frame(kind, table, state.epoch, step, passed)
+            return step_frame(kind, table, rounds.epoch, step, passed)
 
     # -- receiving -------------------------------------------------------------------------------------------
 
@@ -95,26 +95,26 @@ class Neighbour(Carried):
         Raises:
             ProtocolError: no node sends this.
         """
-        state, peer, header = self._state, self._peer, RoundHeader(*header)
+        rounds, peer, header = self._rounds, self._peer, RoundHeader(*header)
         if header.kind in (frames.AT, frames.WANT):
             return memory_for(header, REACHED_BYTES if header.kind == frames.AT else 0)
         if header.kind not in KINDS:
             raise unknown(header)
-        with state.state_lock:
-            table = state.tables.get(header.table)
+        with rounds.state_lock:
+            table = rounds.tables.get(header.table)
             if table is None:
-                if header.table in state.closed:
+                if header.table in rounds.closed:
                     return None
                 raise ProtocolError(f"a step of table {header.table}, which this side has not opened")
-            from_whom = state.before if header.kind == frames.SUM else state.next
-            if header.epoch != state.epoch or peer != from_whom or peer not in table.theirs:
+            from_whom = rounds.before if header.kind == frames.SUM else rounds.next
+            if header.epoch != rounds.epoch or peer != from_whom or peer not in table.theirs:
                 return None
             last = table.received if header.kind == frames.SUM else table.arrived
             if header.number <= last:
                 return None
             check_step(table, header, last)
             size = table.size_of(header.number, header.overwrites)
-            return view(state.pool.take(size), header.length)
+            return view(rounds.pool.take(size), header.length)
 
     def arrived(self, header: Header, body: memoryview | None, now: float) -> bool:
         """A frame is whole. Returns False: what it has left to send was sent, by the ``wake`` of the rounds.
@@ -127,8 +127,8 @@ class Neighbour(Carried):
         return False
 
     def _take(self, header: RoundHeader, body: memoryview) -> None:
-        state = self._state
-        table = state.tables.get(header.table)
+        rounds = self._rounds
+        table = rounds.tables.get(header.table)
         if table is None:
             return  # opened there before it is here: it is said again when it is
         if header.kind == frames.AT:
@@ -137,54 +137,54 @@ class Neighbour(Carried):
             self._want(table, header)
         elif header.kind == frames.SUM:
             found = sum_of(table, header, body)
-            with state.state_lock:
-                if header.epoch != state.epoch or header.number != table.received + 1:
+            with rounds.state_lock:
+                if header.epoch != rounds.epoch or header.number != table.received + 1:
                     return
                 table.incoming[header.number] = found
                 table.received, table.known = header.number, max(table.known, found.known)
         else:
-            with state.memory_lock:
-                if header.epoch != state.epoch or header.number != table.arrived + 1:
+            with rounds.memory_lock:
+                if header.epoch != rounds.epoch or header.number != table.arrived + 1:
                     return
-                if state.tables.get(header.table) is not table:
+                if rounds.tables.get(header.table) is not table:
                     return
                 self._rounds.take(table, header.number, sum_of(table, header, body))
         self._rounds.run(table)
 
     def _hear(self, header: RoundHeader, table: RoundTable, theirs: Reached) -> None:
         """The peer says how far it is."""
-        state, peer = self._state, self._peer
+        rounds, peer = self._rounds, self._peer
         check_same(table, theirs, peer)
         peers = {peer}
-        with state.state_lock:
-            near = peer in (state.before, state.next)
-            if header.epoch != state.epoch or peer in table.theirs or not near:
+        with rounds.state_lock:
+            near = peer in (rounds.before, rounds.next)
+            if header.epoch != rounds.epoch or peer in table.theirs or not near:
                 return
             if not header.flags & UNPLACED:
-                if not table.placed and peer == state.before:
+                if not table.placed and peer == rounds.before:
                     table.place(theirs.arrived)
-                    if state.next is not None:
-                        state.report_progress(state.next, table)
-                        peers.add(state.next)
+                    if rounds.next is not None:
+                        rounds.report_progress(rounds.next, table)
+                        peers.add(rounds.next)
                 if not table.placed:
                     return  # it says so again once it knows about this host
                 table.theirs.add(peer)
-                if peer == state.next:
+                if peer == rounds.next:
                     table.pushed = theirs.received
                 else:
                     table.returned = max(theirs.arrived, table.arrived - WINDOW)
             if table.placed:
-                state.report_progress(peer, table)  # when it was said before, the peer may not have had the table
+                rounds.report_progress(peer, table)  # when it was said before, the peer may not have had the table
         for other in peers:
-            state.wake(other)
+            rounds.wake(other)
 
     def _want(self, table: RoundTable, header: RoundHeader) -> None:
         """A host behind waits for a round, or lacks the values."""
-        with self._state.state_lock:
+        with self._rounds.state_lock:
             if header.flags & LACKING:
                 table.lacking = max(header.number - 1, -1 if table.lacking is None else table.lacking)
                 return
             table.wanted = max(table.wanted, header.number)
-            asked = self._state.request_round(table, header.number)
+            asked = self._rounds.request_round(table, header.number)
         if asked is not None:
-            self._state.wake(asked)
+            self._rounds.wake(asked)

@@ -41,40 +41,25 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 
 from multiverso.errors import MultiversoError
-from multiverso.hosts.rounds.chain import ChainState
+from multiverso.hosts.rounds.chain import Chain
 from multiverso.hosts.rounds.state import FILL, FILLS, NO_BYTES, OVERWRITES, Refill, RoundTable, Staged, Sum, numbers_of
 
 _PATIENCE_SECONDS = 0.01  # before the host before learns that a worker waits: it begins by itself as a rule
 
 
-class Rounds:
-    """This host's part in the rounds of all tables.
-
-    Args:
-        host: its number.
-        live: the hosts of the job.
-        wake: called with a peer's number when there may be something to send to it.
-        moved: called when all totals of a turn have come.
-
-    Attributes:
-        state: of the chain, and of each table.
-    """
-
-    def __init__(
-        self, host: int, live: Sequence[int], wake: Callable[[int], None], moved: Callable[[], None] = lambda: None
-    ) -> None:
-        self.state = ChainState(host, live, wake, moved)
+class Rounds(Chain):
+    """This host's part in the rounds of all tables."""
 
     def begin_anew(self, live: Sequence[int], epoch: int) -> None:
         """In a host that takes a lost one's place, before any table: who is there, and how often that has changed."""
-        with self.state.state_lock:
-            self.state.form(live, epoch)
+        with self.state_lock:
+            self.form(live, epoch)
 
     def regroup(self, live: Sequence[int]) -> None:
         """Continues without lost hosts, or with one that has returned; every host there has to call it alike."""
-        with self.state.memory_lock, self.state.state_lock:
-            self.state.form(live, self.state.epoch + 1)
-            for table in self.state.tables.values():
+        with self.memory_lock, self.state_lock:
+            self.form(live, self.epoch + 1)
+            for table in self.tables.values():
                 # their memory may be on its way to a peer: it is not used again
                 table.sums.clear()
                 table.incoming.clear()
@@ -85,53 +70,52 @@ class Rounds:
                     table.placed = False
                     table.totals.clear()
                     table.ask_anew()
-                for peer in self.state.outboxes:
-                    self.state.report_progress(peer, table)
-        self.state.wake_neighbours()
-        for table in list(self.state.tables.values()):
+                for peer in self.outboxes:
+                    self.report_progress(peer, table)
+        self.wake_neighbours()
+        for table in list(self.tables.values()):
             self.run(table)
 
     # -- tables ----------------------------------------------------------------------------------------------
 
-    def attach(
-        self, number: int, staged: Staged, *, blank: bool = False, overwrites: Mapping[int, int] | None = None
-    ) -> None:
+    def attach(self, number: int, staged: Staged, overwrites: Mapping[int, int] | None = None) -> None:
         """A table has been made. Its initial values go round once this host has said `begin`.
 
         Args:
             number: the table's, in the job.
             staged: how its memory is reached.
-            blank: the other hosts have it already, and this one has none of its values until it asks: `refill`.
-            overwrites: the last turns that were given to `overwrite` before this host came, and whose values.
+            overwrites: where the other hosts have it already: the last turns that were given to `overwrite` before this
+                host came, and whose values. This one has none of its values until it asks: `refill`.
         """
-        with self.state.memory_lock, self.state.state_lock:
-            if number in self.state.tables:
+        blank = overwrites is not None
+        with self.memory_lock, self.state_lock:
+            if number in self.tables:
                 raise MultiversoError(f"table {number} is attached already")
-            self.state.closed.discard(number)
-            self.state.tables[number] = table = RoundTable(
+            self.closed.discard(number)
+            self.tables[number] = table = RoundTable(
                 number, staged, began=blank, blank=blank, placed=not blank, overwrites=dict(overwrites or {})
             )
-            for peer in self.state.outboxes:
-                self.state.report_progress(peer, table)
-        self.state.wake_neighbours()
+            for peer in self.outboxes:
+                self.report_progress(peer, table)
+        self.wake_neighbours()
 
     def begin(self, number: int) -> None:
         """What this host's workers have written as initial values is there."""
-        with self.state.state_lock:
-            table = self.state.tables[number]
+        with self.state_lock:
+            table = self.tables[number]
             table.began = True
         self.run(table)
 
     def is_whole(self, number: int) -> bool:
         """Returns whether the initial values of all hosts, and what `overwrite` has said last, are here."""
-        with self.state.state_lock:
-            table = self.state.tables.get(number)
+        with self.state_lock:
+            table = self.tables.get(number)
             return table is None or table.arrived >= (table.awaited + 1) * table.chunks
 
     def turns(self) -> dict[int, int]:
         """Returns the first turn of each table that this host is not ready for, while its workers are at a barrier."""
-        with self.state.state_lock:
-            return {table.number: table.next_turn for table in self.state.tables.values() if not table.blank}
+        with self.state_lock:
+            return {table.number: table.next_turn for table in self.tables.values() if not table.blank}
 
     def overwrite(self, number: int, host: int, turn: int, awaited: bool = True) -> None:
         """At a barrier: the values of a host, whose worker has overwritten them, become everybody's.
@@ -143,8 +127,8 @@ class Rounds:
                 up can have made the head ready for a round that others are not ready for.
             awaited: whether all are as far as the head, so that `is_whole` can wait for the values.
         """
-        with self.state.memory_lock, self.state.state_lock:
-            table = self.state.tables.get(number)
+        with self.memory_lock, self.state_lock:
+            table = self.tables.get(number)
             if table is None:
                 return
             table.forget()
@@ -155,10 +139,10 @@ class Rounds:
 
     def detach(self, number: int) -> None:
         """Forgets a table: its memory may be freed afterwards."""
-        with self.state.memory_lock, self.state.state_lock:
-            table = self.state.tables.pop(number, None)
+        with self.memory_lock, self.state_lock:
+            table = self.tables.pop(number, None)
             if table is not None:
-                self.state.closed.add(number)
+                self.closed.add(number)
         if table is not None and table.refill is not None and not table.refill.over:
             table.refill.then(False)
 
@@ -171,8 +155,8 @@ class Rounds:
             number: of the table.
             then: called by any thread, with whether they are here; the next turn waits for `release`.
         """
-        with self.state.memory_lock, self.state.state_lock:
-            table = self.state.tables.get(number)
+        with self.memory_lock, self.state_lock:
+            table = self.tables.get(number)
             known = table is not None and table.refill is not None and table.refill.over
             if table is not None and not known:
                 table.refill = Refill(then)
@@ -183,8 +167,8 @@ class Rounds:
 
     def release(self, number: int) -> None:
         """A worker that waited for the values takes part from here on."""
-        with self.state.memory_lock, self.state.state_lock:
-            table = self.state.tables.get(number)
+        with self.memory_lock, self.state_lock:
+            table = self.tables.get(number)
             if table is not None:
                 table.refill = None
         if table is not None:
@@ -193,8 +177,8 @@ class Rounds:
     @property
     def passing(self) -> int:
         """Steps that have arrived of tables in the middle of a turn: what comes moves them, not workers."""
-        with self.state.state_lock:
-            tables = self.state.tables.values()
+        with self.state_lock:
+            tables = self.tables.values()
             return sum(table.arrived for table in tables if table.arrived < (table.decided + 1) * table.chunks)
 
     # -- going through the steps: this host adds its part to what has come, and takes totals -----------------
@@ -202,16 +186,16 @@ class Rounds:
     def look(self, now: float) -> float | None:
         """Does what this host's workers are ready for; returns the seconds until it should be called again."""
         soonest: float | None = None
-        for table in list(self.state.tables.values()):
+        for table in list(self.tables.values()):
             self.run(table)
-            with self.state.state_lock:
-                if self.state.tables.get(table.number) is not table:
+            with self.state_lock:
+                if self.tables.get(table.number) is not table:
                     continue  # its memory may be another's by now
                 left, asked = self._request_late_round(table, now)
                 if table.filling or (table.refill is not None and not table.refill.over):
                     left = _PATIENCE_SECONDS  # workers that make values of a sum say nothing when these are there
             if asked is not None:
-                self.state.wake(asked)
+                self.wake(asked)
             if left is not None:
                 soonest = left if soonest is None else min(soonest, left)
         return soonest
@@ -223,31 +207,28 @@ class Rounds:
             the seconds after which to ask for it, or None; the host that was asked, or None.
         """
         round_number = table.wanted if table.blank else table.round_of(table.decided + 1)
-        if self.state.before is None or not table.is_wanted(round_number):
+        if self.before is None or not table.is_wanted(round_number):
             table.waits_since = None
             return None, None
         if table.waits_since is None:
             table.waits_since = now
         left = table.waits_since + _PATIENCE_SECONDS - now
-        asked = self.state.request_round(table, round_number) if left <= 0 else None
+        asked = self.request_round(table, round_number) if left <= 0 else None
         return (None, asked) if asked is not None else (max(left, _PATIENCE_SECONDS), None)
 
     def run(self, table: RoundTable) -> None:
         """Adds this host's part to whatever has come."""
-        with self.state.memory_lock:
-            while self.state.tables.get(table.number) is table and (self._step(table) or self._refill(table)):
+        with self.memory_lock:
+            while self.tables.get(table.number) is table and (self._step(table) or self._refill(table)):
                 pass
 
     def _step(self, table: RoundTable) -> bool:
         step = table.folded + 1
-        heads, after = self.state.before is None, self.state.next
-        with self.state.state_lock:
-            if heads:
-                found = None
-                if step <= table.arrived + self.state.ahead:
-                    found = Sum(0, NO_BYTES, 0, known=table.arrived)
-            else:
-                found = table.incoming.get(step)
+        heads, after = self.before is None, self.next
+        with self.state_lock:
+            found = table.incoming.get(step)
+            if heads and step <= table.arrived + self.ahead:
+                found = Sum(0, NO_BYTES, 0, known=table.arrived)
         turn, chunk = table.turn_and_chunk(step)
         if found is None:
             return False
@@ -263,7 +244,7 @@ class Rounds:
         table.fix_members(turn, members)
         size = table.size_of(step, found.overwrites)
         if found.buffer.size < size and not table.blank:
-            found.buffer, found.length = self.state.pool.take(size), size
+            found.buffer, found.length = self.pool.take(size), size
         total = numbers_of(table, found)
         round_number = table.round_of(turn)
         if table.blank:
@@ -273,7 +254,7 @@ class Rounds:
                 table.staged.give(chunk, found.buffer[:size])
                 found.count = 1
         elif turn in table.overwrites:
-            if table.overwrites[turn] == self.state.host:
+            if table.overwrites[turn] == self.host:
                 table.staged.written(chunk, total)
                 found.count = 1
         elif after is None and round_number > 0:
@@ -285,11 +266,11 @@ class Rounds:
         if after is None:
             self.take(table, step, found)
             return True
-        with self.state.state_lock:
+        with self.state_lock:
             table.incoming.pop(step, None)
             table.folded = step
             table.sums[step] = found
-        self.state.wake(after)
+        self.wake(after)
         return True
 
     def take(self, table: RoundTable, step: int, total: Sum) -> None:
@@ -310,8 +291,8 @@ class Rounds:
 
     def _note_total(self, table: RoundTable, step: int, total: Sum) -> None:
         """A step's total is where the workers read it, and goes to the host before until all have it."""
-        before = self.state.before
-        with self.state.state_lock:
+        before = self.before
+        with self.state_lock:
             table.arrived = step
             table.folded, table.received = max(table.folded, step), max(table.received, step)
             used = [table.sums.pop(step, None), table.incoming.pop(step, None)]
@@ -325,11 +306,11 @@ class Rounds:
             for found in used:
                 # its receiver has it: the total came after it, or the head says so
                 if found is not None and (kept is None or found.buffer is not kept.buffer):
-                    self.state.pool.give(found.buffer)
+                    self.pool.give(found.buffer)
         if before is not None:
-            self.state.wake(before)
+            self.wake(before)
         if step % table.chunks == 0:
-            self.state.moved()
+            self.moved()
 
     # -- a turn that brings the values to those that lack them -------------------------------------------------
 
@@ -338,7 +319,7 @@ class Rounds:
         refill = table.refill
         if refill is None and table.lacking is None:
             return False
-        with self.state.state_lock:
+        with self.state_lock:
             if refill is not None and not refill.over and refill.since is None:
                 if table.blank:
                     complete: bool | None = False if table.placed else None
@@ -350,10 +331,10 @@ class Rounds:
                     refill.then(True)
                 elif complete is False:
                     refill.since = table.lacking = table.decided
-            asked = self.state.request_values(table)
-        if asked is not None and asked != self.state.host:
-            self.state.wake(asked)
-        return asked == self.state.host
+            asked = self.request_values(table)
+        if asked is not None and asked != self.host:
+            self.wake(asked)
+        return asked == self.host
 
     def _may_pass(self, table: RoundTable, turn: int, chunk: int, found: Sum) -> bool:
         """A step of such a turn is here: those who have the values give them, where no host before has."""

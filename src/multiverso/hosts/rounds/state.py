@@ -167,15 +167,8 @@ class RoundTable:
     told: int = -2
 
     def __post_init__(self) -> None:
-        staged = self.staged
-        self.chunks = -(-staged.elements // staged.chunk)
+        self.chunks = -(-self.staged.elements // self.staged.chunk)
         """How many a turn has."""
-        self._size = staged.chunk * staged.dtype.itemsize
-        self._last_size = (staged.elements - (self.chunks - 1) * staged.chunk) * staged.dtype.itemsize
-
-    def size(self, chunk: int) -> int:
-        """Bytes of a chunk."""
-        return self._size if chunk < self.chunks - 1 else self._last_size
 
     def turn_and_chunk(self, step: int) -> tuple[int, int]:
         """Returns which turn a step belongs to, and which chunk it is."""
@@ -188,8 +181,10 @@ class RoundTable:
 
     def size_of(self, step: int, overwrites: int) -> int:
         """Bytes of a step."""
-        chunk = self.turn_and_chunk(step)[1]
-        return self.staged.fill_bytes(chunk) if overwrites == FILLS else self.size(chunk)
+        staged, chunk = self.staged, self.turn_and_chunk(step)[1]
+        if overwrites == FILLS:
+            return staged.fill_bytes(chunk)
+        return min(staged.chunk, staged.elements - chunk * staged.chunk) * staged.dtype.itemsize
 
     def place(self, arrived: int) -> None:
         """Of a blank table: the host before has said how far it is, and so far is this one."""

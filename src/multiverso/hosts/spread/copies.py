@@ -39,9 +39,6 @@ class Copies:
         self._look_at = 0.0
         self._leaving: tuple[Keys, Keys, int] | None = None  # keys, rows, epoch
 
-    def __len__(self) -> int:
-        return int(np.count_nonzero(self._heard))
-
     # -- what the homes say ----------------------------------------------------------------------------------
 
     def land(self, keys: Keys, values: Bytes) -> None:
@@ -64,12 +61,6 @@ class Copies:
             self._keys = np.concatenate([self._keys, np.zeros(more, np.int64)])
             self._heard = np.concatenate([self._heard, np.zeros(more)])
         self._keys[places], self._heard[places] = keys, time.monotonic()
-
-    def are_missing(self, keys: Keys) -> npt.NDArray[np.bool_]:
-        """Returns which keys have no copy."""
-        places = self.rows.find(keys)
-        self.rows.release()
-        return places < 0
 
     # -- what they have not been sent ------------------------------------------------------------------------
 
@@ -107,8 +98,6 @@ class Copies:
             return self._keys[:0]
         self._look_at = now + _LOOK_SECONDS
         there = np.flatnonzero(self._heard)
-        if not there.size:
-            return self._keys[:0]
         heard = self._heard[there]
         old = heard < now - self._seconds
         excess = there.size - int(old.sum()) - self._most

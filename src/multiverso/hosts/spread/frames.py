@@ -16,12 +16,10 @@ import struct
 from dataclasses import dataclass, field
 
 import numpy as np
-import numpy.typing as npt
 
 from multiverso.hosts.peer.frames import Body, ProtocolError
+from multiverso.shards.keyed_rows import Bytes, Keys
 
-Keys = npt.NDArray[np.int64]
-Bytes = npt.NDArray[np.uint8]
 _HEAD = struct.Struct("<BxxxIQQqII")
 ANSWER = 128
 FAILED = 64
@@ -60,6 +58,10 @@ class Frame:
         )
         arrays = (self.pushed, self.keys, self.deltas, self.rows)
         return head, *(array.reshape(-1).view(np.uint8).data for array in arrays if array.size)
+
+    def refusal(self, code: int) -> Frame:
+        """Returns the answer to a question that is not answered, for the reason of a code."""
+        return Frame(self.kind | ANSWER | FAILED, self.table, self.number, code)
 
     @classmethod
     def of(cls, message: memoryview, size: int) -> Frame:
@@ -103,9 +105,9 @@ def table_in(message: Body) -> int:
 
 
 def refusal_of(message: Body, code: int) -> Frame:
-    """Returns the answer to a question that is not answered, for the reason of a code."""
+    """Returns `Frame.refusal` of a question about a table that is not here."""
     kind, _, table, number, *_ = _HEAD.unpack_from(message)
-    return Frame(kind | ANSWER | FAILED, table, number, code)
+    return Frame(kind, table, number).refusal(code)
 
 
 def question_in(message: Body) -> bool:

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
 import numpy as np
+import numpy.typing as npt
 
 from multiverso.errors import MultiversoError, OutOfMemoryError
 from multiverso.hosts.peer.frames import ProtocolError
@@ -151,7 +152,7 @@ class SpreadTable:
         rows: Bytes = NO_BYTES,
         argument: int = 0,
         host: int | None = None,
-    ) -> Asking:
+    ) -> None:
         """Asks the homes of keys, which live on other hosts; or one host; or all others the same."""
         homes = self._homes[groups_of(keys)]
         hosts = [host] if host is not None else np.unique(homes).tolist()
@@ -176,7 +177,6 @@ class SpreadTable:
         for home in hosts:
             self._end_if_lost(self.ways[home])
             self.pump(self.ways[home])
-        return asking
 
     # -- what goes to other homes ----------------------------------------------------------------------------
 
@@ -221,11 +221,9 @@ class SpreadTable:
         """Takes what copies that have gone had been added, once no worker can be adding to one."""
         if (left := self.copies.left()) is not None:
             keys, deltas = left
-            homes = self._homes[groups_of(keys)]
-            for home in np.unique(homes).tolist():
-                here = homes == home
-                if not self.ways[home].lost:
-                    self.ways[home].pushes.append((keys[here], deltas[here]))
+            for way, here in self._by_home(keys):
+                if not way.lost:
+                    way.pushes.append((keys[here], deltas[here]))
 
     @property
     def is_settled(self) -> bool:
@@ -239,10 +237,15 @@ class SpreadTable:
         return next(((way.refused, way.host) for way in self.ways.values() if way.refused), (desk.DONE_WELL, 0))
 
     def _sort_out(self, keys: Keys) -> None:
-        homes = self._homes[groups_of(keys)] if keys.size else ()
+        for way, here in self._by_home(keys):
+            mine = keys[here]
+            way.changed.extend(mine[low : low + self._most] for low in range(0, mine.size, self._most))
+
+    def _by_home(self, keys: Keys) -> Iterator[tuple[Way, npt.NDArray[np.bool_]]]:
+        """Gives each home of the keys, and which of them live there."""
+        homes = self._homes[groups_of(keys)] if keys.size else NO_KEYS
         for home in np.unique(homes).tolist():
-            here = keys[homes == home]
-            self.ways[home].changed.extend(here[low : low + self._most] for low in range(0, here.size, self._most))
+            yield self.ways[home], homes == home
 
     def pump(self, way: Way) -> None:
         """Sends a home what there is, unless it has not answered yet."""
@@ -250,23 +253,20 @@ class SpreadTable:
             return
         pushed, deltas = self._push_of(way)
         parts = self._next_parts(way)
-        if not parts:
-            if not pushed.size:
-                return
-            self._say(way, Frame(desk.FETCH, self.number, way.number + 1, self.spec, pushed, deltas), [])
+        if not parts and not pushed.size:
             return
-        first = parts[0]
-        if first.kind == desk.FETCH:
-            keys = first.keys if len(parts) == 1 else np.concatenate([part.keys for part in parts])
-            argument = self.spec
-        else:
-            keys, argument = first.keys, first.argument
-            if first.kind in _OF_KEYS:  # what was added to these keys before counts before
+        kind, argument, rows = desk.FETCH, self.spec, NO_BYTES
+        keys = np.concatenate([NO_KEYS, *(part.keys for part in parts)])
+        if parts and parts[0].kind != desk.FETCH:
+            kind, argument, rows = parts[0].kind, parts[0].argument, parts[0].rows
+            if kind in _OF_KEYS:  # what was added to these keys before counts before
                 taken, more = self.copies.take(keys)
                 pushed = np.concatenate([pushed, taken])
                 deltas = np.concatenate([deltas.reshape(-1, self.own.size), more])
-        frame = Frame(first.kind, self.number, way.number + 1, argument, pushed, deltas, keys, first.rows)
-        self._say(way, frame, parts)
+        way.number += 1
+        frame = Frame(kind, self.number, way.number, argument, pushed, deltas, keys, rows)
+        way.under_way = frame, parts
+        self._send(way.host, *frame.parts())
 
     def _push_of(self, way: Way) -> tuple[Keys, Bytes]:
         """Returns what the next question brings along."""
@@ -302,27 +302,17 @@ class SpreadTable:
         size = 0
         while way.parts and way.parts[0].kind == desk.FETCH:
             part = way.parts[0]
-            if part.waited and self._is_here(part):
-                self._end_part(way.parts.popleft(), _NOTHING)
-                continue
-            if found and size + part.keys.size > self._most:
-                break
-            if found and leaving.size and np.isin(part.keys, leaving).any():
+            if part.waited:  # some of it may have come meanwhile
+                part.keys, part.waited = part.keys[~self.copies.rows.has(part.keys)], False
+                if not part.keys.size:
+                    self._end_part(way.parts.popleft(), _NOTHING)
+                    continue
+            is_too_much = size + part.keys.size > self._most
+            if found and (is_too_much or (leaving.size and np.isin(part.keys, leaving).any())):
                 break
             found.append(way.parts.popleft())
             size += part.keys.size
         return found or self._next_parts(way)
-
-    def _is_here(self, part: Part) -> bool:
-        """Leaves out of what is to be fetched what has come meanwhile; returns whether that is all."""
-        part.keys = part.keys[self.copies.are_missing(part.keys)]
-        part.waited = False
-        return not part.keys.size
-
-    def _say(self, way: Way, frame: Frame, parts: list[Part]) -> None:
-        way.number += 1
-        way.under_way = frame, parts
-        self._send(way.host, *frame.parts())
 
     # -- what other homes answer -----------------------------------------------------------------------------
 
@@ -338,7 +328,7 @@ class SpreadTable:
                 way.refused = answer.argument
                 way.pushes.appendleft((question.pushed, question.deltas))
                 way.not_before = time.monotonic() + _RETRY_SECONDS
-            self._fail(way, answer.argument, parts)
+            self._fail(host, answer.argument, parts)
             return
         pushed = question.pushed.size
         way.refused = 0 if pushed else way.refused
@@ -351,7 +341,7 @@ class SpreadTable:
                 else:
                     self.copies.enter(question.keys, answer.rows[pushed:])
             except OutOfMemoryError:
-                self._fail(Way(self.host), desk.HOST_FULL, parts)
+                self._fail(self.host, desk.HOST_FULL, parts)
         elif question.kind in _WITH_VALUES:
             self.copies.land(np.concatenate([question.pushed, question.keys]), answer.rows)
         way.again = False
@@ -387,27 +377,25 @@ class SpreadTable:
         if not asking.left:
             asking.done(desk.DONE_WELL, asking.total, answer)
 
-    def _fail(self, way: Way, code: int, parts: Iterable[Part]) -> None:
+    def _fail(self, host: int, code: int, parts: Iterable[Part]) -> None:
         for part in parts:
             if part.asking.left:
                 part.asking.left = 0
-                part.asking.done(code, way.host, None)
+                part.asking.done(code, host, None)
 
     def lost(self, host: int) -> None:
         """A host is lost, with the rows that live there."""
         way = self.ways[host]
         way.lost, way.refused = True, 0
-        parts = way.under_way[1] if way.under_way is not None else []
-        way.under_way = None
-        self._fail(way, desk.HOST_LOST, parts)
         self._end_if_lost(way)
 
     def _end_if_lost(self, way: Way) -> None:
         if way.lost:
-            parts = list(way.parts)
+            parts = [*(way.under_way[1] if way.under_way is not None else ()), *way.parts]
+            way.under_way = None
             for waiting in (way.parts, way.changed, way.pushes):
                 waiting.clear()
-            self._fail(way, desk.HOST_LOST, parts)
+            self._fail(way.host, desk.HOST_LOST, parts)
 
     # -- what other hosts ask of the rows that live here -----------------------------------------------------
 
@@ -416,25 +404,24 @@ class SpreadTable:
         try:
             return self._serve(question)
         except OutOfMemoryError:
-            return self._refusal(question, desk.HOST_FULL)
+            return question.refusal(desk.HOST_FULL)
         except ProtocolError:
             raise
         except MultiversoError:
-            return self._refusal(question, desk.REFUSED)
+            return question.refusal(desk.REFUSED)
 
     def _serve(self, question: Frame) -> Frame:
         kind, own = question.kind, self.own
         self._check(question)
         if kind == desk.FETCH and question.argument != self.spec:
-            return self._refusal(question, desk.OTHER_TABLE)
+            return question.refusal(desk.OTHER_TABLE)
         if question.pushed.size:
             own.apply(self._updater, own.enter(question.pushed, self._after), question.deltas)
         rows, keys, number = NO_BYTES, NO_KEYS, 0
         if kind == desk.REMOVE:
             keys = own.remove(question.keys)
         elif kind == desk.CONTAINS:
-            keys = (own.find(question.keys) >= 0).astype(np.int64)
-            own.release()
+            keys = own.has(question.keys).astype(np.int64)
         elif kind == desk.COUNT_KEYS:
             number = own.count()
         elif kind == desk.SET_WORD:
@@ -446,16 +433,13 @@ class SpreadTable:
         elif kind == desk.OVERWRITE:
             own.overwrite(question.keys, question.rows)
         elif kind != desk.FETCH:
-            return self._refusal(question, desk.REFUSED)
+            return question.refusal(desk.REFUSED)
         if kind in _WITH_VALUES:
             rows = own.values(np.concatenate([question.pushed, question.keys]))
         return Frame(kind | ANSWER, self.number, question.number, number, keys=keys, rows=rows)
 
     def _check(self, question: Frame) -> None:
-        sizes = {desk.SET_WORD: question.keys.size == 2}
-        sizes[desk.OVERWRITE] = question.rows.shape == (question.keys.size, self.own.whole)
-        if not sizes.get(question.kind, True):
-            raise ProtocolError(f"a question of kind {question.kind} about {question.keys.size} keys")
-
-    def _refusal(self, question: Frame, code: int) -> Frame:
-        return Frame(question.kind | ANSWER | FAILED, self.number, question.number, code)
+        count, shape = question.keys.size, question.rows.shape
+        right = {desk.SET_WORD: count == 2, desk.OVERWRITE: shape == (count, self.own.whole)}
+        if not right.get(question.kind, True):
+            raise ProtocolError(f"a question of kind {question.kind} about {count} keys")

@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import math
 import os
 import select
 import socket
 import sys
-import threading
-import time
 import weakref
-from collections.abc import Sequence
 
 from multiverso.deadline import Deadline
 from multiverso.errors import StartupError
@@ -44,6 +40,7 @@ class Channel:
         self._socket = connection
         self._poll = select.poll()
         self._poll.register(connection, select.POLLIN)
+        self._left: list[bytes | bytearray | memoryview] = []  # to be sent
         sockets.add(connection)
 
     def send(self, *parts: bytes | bytearray | memoryview) -> None:
@@ -56,10 +53,19 @@ class Channel:
 
         What is left is not copied: it must not change until then.
         """
-        raise NotImplementedError
+        self._left += [part for part in parts if len(part)]
+        try:
+            self._send_left(socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            return False
+        return True
 
     def flush(self) -> None:
         """Sends what is left."""
+        self._send_left(0)
+
+    def _send_left(self, flags: int) -> None:
+        """Sends what is in ``_left`` and removes it from there; ``flags``: of the system's call."""
         raise NotImplementedError
 
     def recv_into(self, view: memoryview) -> int:
@@ -107,27 +113,13 @@ class Channel:
 class Plain(Channel):
     """Bytes as they are."""
 
-    def __init__(self, connection: socket.socket) -> None:
-        super().__init__(connection)
-        self._rest: list[memoryview] = []
-
-    def send_now(self, *parts: bytes | bytearray | memoryview) -> bool:
-        left = [*self._rest, *parts]
-        try:
-            sent = self._socket.sendmsg(left, (), socket.MSG_DONTWAIT)
-        except BlockingIOError:
-            sent = 0
-        if sent == sum(map(len, left)):
-            self._rest = []
-            return True
-        self._rest = [memoryview(part) for part in left]
-        drop(self._rest, sent)
-        return False
-
-    def flush(self) -> None:
-        if self._rest:
-            rest, self._rest = self._rest, []
-            send_all(self._socket, rest)
+    def _send_left(self, flags: int) -> None:
+        while self._left:
+            sent = self._socket.sendmsg(self._left[:_MANY], (), flags)
+            while self._left and sent >= len(self._left[0]):
+                sent -= len(self._left.pop(0))
+            if sent:
+                self._left[0] = memoryview(self._left[0])[sent:]
 
     def recv_into(self, view: memoryview) -> int:
         # a large frame comes in dozens of pieces: the system puts them together without waking this thread for each
@@ -137,47 +129,18 @@ class Plain(Channel):
         return self._socket.recv_into(view, 0, socket.MSG_DONTWAIT)
 
 
-def send_all(connection: socket.socket, parts: Sequence[bytes | bytearray | memoryview]) -> None:
-    """Sends every byte of all parts with as few calls as it takes."""
-    left = [memoryview(part) for part in parts if len(part)]
-    while left:
-        drop(left, connection.sendmsg(left[:_MANY]))
-
-
-def drop(parts: list[memoryview], sent: int) -> None:
-    """Removes bytes from the front of what is to be sent, and parts in which there is nothing."""
-    while parts and sent >= len(parts[0]):
-        sent -= len(parts.pop(0))
-    if sent:
-        parts[0] = parts[0][sent:]
-
-
 def receive_some(connection: socket.socket, most: int, deadline: Deadline) -> bytes:
     """Returns what comes, at most so many bytes; nothing at the end.
 
     Raises:
         TimeoutError: nothing came in time.
     """
-    left = deadline.left()
-    until = None if left == math.inf else time.monotonic() + left
     poll = select.poll()
     poll.register(connection, select.POLLIN)
-    while not poll.poll(500 if until is None else max(0.0, min(500.0, 1000 * (until - time.monotonic())))):
-        if until is not None and time.monotonic() >= until:
+    while not poll.poll(1000 * deadline.slice_left()):
+        if deadline.passed:
             raise TimeoutError(f"the other host said nothing for {deadline}")
     return connection.recv(most)
-
-
-def start_or_raise(thread: threading.Thread) -> None:
-    """Starts a thread of a connection.
-
-    Raises:
-        MemoryError: the system gives none, perhaps not for long.
-    """
-    try:
-        thread.start()
-    except RuntimeError as error:
-        raise MemoryError(str(error)) from error
 
 
 def _after_fork_in_child() -> None:

@@ -21,8 +21,8 @@ import hmac
 import os
 import socket
 import struct
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 
 from multiverso.deadline import Deadline
 from multiverso.hosts.transport.channel import Channel, Plain, RefusedError, receive_some
@@ -30,15 +30,8 @@ from multiverso.hosts.transport.credentials import Credentials
 from multiverso.hosts.transport.tls import context_of, encrypt
 
 VERSION = 3  # of all that nodes say to each other; the handshake refuses any other
-VALUES, CONTROL, MESSAGES, ROUNDS, PUBLICATIONS, ROWS = 1, 2, 3, 4, 5, 6
-ROLES = {
-    VALUES: "values",
-    CONTROL: "control",
-    MESSAGES: "messages",
-    ROUNDS: "rounds",
-    PUBLICATIONS: "publications",
-    ROWS: "rows",
-}
+ROLES = dict(enumerate(("values", "control", "messages", "rounds", "publications", "rows"), 1))
+VALUES, CONTROL, MESSAGES, ROUNDS, PUBLICATIONS, ROWS = ROLES
 _MAGIC = b"MVHS"
 _NONCE = _PROOF = 32
 _HELLO = struct.Struct(f"!4sHHIIQQ16s{_NONCE}s")
@@ -70,11 +63,10 @@ class Hello:
     generation: int = 1
     role: int = VALUES
 
-    def pack(self, job: bytes, nonce: bytes) -> bytes:
-        """Returns it as it travels."""
-        return _HELLO.pack(
-            _MAGIC, VERSION, self.role, self.host, self.hosts, self.incarnation, self.generation, job, nonce
-        )
+    def pack(self, credentials: Credentials) -> bytes:
+        """Returns it as it travels, another time with another nonce."""
+        me = self.role, self.host, self.hosts, self.incarnation, self.generation
+        return _HELLO.pack(_MAGIC, VERSION, *me, job_of(credentials), os.urandom(_NONCE))
 
 
 def job_of(credentials: Credentials) -> bytes:
@@ -95,23 +87,16 @@ def connect(
         RefusedError: it is of another version or another job, or does not take this host.
         OSError: it is not there, or does not answer in time.
     """
-    connection = _connected(address, deadline, begun)
-    with contextlib.ExitStack() as undo:
-        undo.callback(connection.close)
-        _prepare(connection)
-        pipe = _Pipe(connection, credentials, False, deadline)
-        hello = me.pack(job_of(credentials), os.urandom(_NONCE))
+    with _first_exchange(_connected(address, deadline, begun), credentials, False, deadline) as pipe:
+        hello = me.pack(credentials)
         pipe.send(hello)
         theirs_raw = pipe.receive_or_refused(_HELLO.size)
         theirs = _checked(theirs_raw, credentials, me.role)
         if not hmac.compare_digest(pipe.receive(_PROOF), _proof(credentials, b"listens", hello, theirs_raw)):
             raise RefusedError(f"{address[0]}:{address[1]} does not know this job's secret")
         pipe.send(_proof(credentials, b"connects", hello, theirs_raw))
-        pipe.welcome()
-        connection.settimeout(None)
-        undo.pop_all()
-        return pipe.channel, theirs
-    raise AssertionError("for mypy: an ExitStack may suppress an exception, and this one suppresses none")
+        pipe.refused_unless(pipe.receive(_ANSWER.size))
+    return pipe.channel, theirs
 
 
 def _connected(address: tuple[str, int], deadline: Deadline, begun: Begun) -> socket.socket:
@@ -141,28 +126,20 @@ def accept(connection: socket.socket, credentials: Credentials, me: Hello, deadl
         RefusedError: it is of another version or another job.
         OSError: it ended, or did not answer in time.
     """
-    with contextlib.ExitStack() as undo:
-        undo.callback(connection.close)
-        _prepare(connection)
-        pipe = _Pipe(connection, credentials, True, deadline)
+    with _first_exchange(connection, credentials, True, deadline) as pipe:
         hello = pipe.receive(_HELLO.size)
         try:
             theirs = _checked(hello, credentials, None)
         except RefusedError as error:
             pipe.refuse(str(error))
             raise
-        mine = Hello(me.host, me.hosts, me.incarnation, theirs.generation, theirs.role).pack(
-            job_of(credentials), os.urandom(_NONCE)
-        )
+        mine = replace(me, generation=theirs.generation, role=theirs.role).pack(credentials)
         pipe.send(mine + _proof(credentials, b"listens", hello, mine))
         if not hmac.compare_digest(pipe.receive(_PROOF), _proof(credentials, b"connects", hello, mine)):
             pipe.refuse("this host does not know the job's secret")
             raise RefusedError("a host that connected does not know the job's secret")
         pipe.send(_ANSWER.pack(0, 0))
-        connection.settimeout(None)
-        undo.pop_all()
-        return pipe.channel, theirs
-    raise AssertionError("for mypy: an ExitStack may suppress an exception, and this one suppresses none")
+    return pipe.channel, theirs
 
 
 def _socket_seconds(deadline: Deadline) -> float:
@@ -170,13 +147,23 @@ def _socket_seconds(deadline: Deadline) -> float:
     return max(1e-3, deadline.left(_DAY_SECONDS))
 
 
-def _prepare(connection: socket.socket) -> None:
-    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 1)
-    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 1)
-    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, _SILENT_SECONDS)
-    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 1000 * _SILENT_SECONDS)
+@contextlib.contextmanager
+def _first_exchange(
+    connection: socket.socket, credentials: Credentials, server: bool, deadline: Deadline
+) -> Iterator[_Pipe]:
+    """Gives a connection for its first exchange; it is closed where that raises."""
+    try:
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 1)
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 1)
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, _SILENT_SECONDS)
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 1000 * _SILENT_SECONDS)
+        yield _Pipe(connection, credentials, server, deadline)
+        connection.settimeout(None)
+    except BaseException:
+        connection.close()
+        raise
 
 
 def _proof(credentials: Credentials, role: bytes, first: bytes, second: bytes) -> bytes:
@@ -240,13 +227,11 @@ class _Pipe:
         head = self.receive(_ANSWER.size)
         if head == _MAGIC:
             return head + self.receive(count - len(head))
-        self._said(head)
+        self.refused_unless(head)
         raise RefusedError("the other end of the connection is not a node of multiverso")
 
-    def welcome(self) -> None:
-        self._said(self.receive(_ANSWER.size))
-
-    def _said(self, head: bytes) -> None:
+    def refused_unless(self, head: bytes) -> None:
+        """Raises what an answer says, unless that is "welcome"."""
         code, length = _ANSWER.unpack(head)
         if code == 1 and length <= _LONGEST_TEXT:
             raise RefusedError(f"refused by the other host: {self.receive(length).decode(errors='replace')}")

@@ -60,19 +60,9 @@ class Encrypted(Channel):
         self._lock = threading.Lock()
         self._received = memoryview(bytearray(_PIECE))
         self._records = memoryview(bytearray(2 * _PIECE))
-        self._left: list[memoryview] = []  # to be encrypted
         self._unsent = self._records[:0]
         self._sent_records = 0
         self._drained = False  # all that was received is decrypted, and was asked for
-
-    def send_now(self, *parts: bytes | bytearray | memoryview) -> bool:
-        self._left += [memoryview(part) for part in parts if len(part)]
-        with contextlib.suppress(BlockingIOError):
-            self._send_left(socket.MSG_DONTWAIT)
-        return not (self._left or self._unsent)
-
-    def flush(self) -> None:
-        self._send_left(0)
 
     def _send_left(self, flags: int) -> None:
         """Encrypts and sends, a piece at a time: what is encrypted is still in the processor's cache."""
@@ -85,7 +75,7 @@ class Encrypted(Channel):
         """Encrypts what is next, a header together with its body; returns the bytes of its records."""
         end = 0
         while self._left and end <= _SMALL:
-            first = self._left[0]
+            first = memoryview(self._left[0])
             end = self._encrypt(first[:_PIECE], end)
             self._left[0] = first[_PIECE:]
             if not self._left[0]:
@@ -133,18 +123,15 @@ class Encrypted(Channel):
     def _read(self, flags: int) -> bool:
         """Receives what OpenSSL decrypts next; returns whether anything came."""
         count = self._socket.recv_into(self._received, 0, flags)
-        if count:
-            self._read_from(count)
-        return count > 0
-
-    def _read_from(self, count: int) -> None:
-        """OpenSSL reads next so many of the bytes that were received; it has taken in all that came before."""
-        with self._lock:
+        if not count:
+            return False
+        with self._lock:  # OpenSSL has taken in all that came before
             received = self._library.BIO_new_mem_buf(self._address_of(self._received), count)
             if received == self._null:
                 raise MemoryError("OpenSSL has no memory for what was received")
             self._library.BIO_set_mem_eof_return(received, -1)  # after these bytes others will come
             self._library.SSL_set_bio(self._ssl, received, self._out)  # frees the last one; ``_out`` stays
+        return True
 
     def _decrypt(self, view: memoryview, got: int) -> tuple[int, bool]:
         """Continues to fill the view; returns how many bytes are in it now, and whether the other side has ended."""

@@ -14,8 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from multiverso.errors import StartupError
-
-Array = npt.NDArray[Any]
+from multiverso.hosts.peer.resources import Array
 
 NATIVE, FLOAT32, BFLOAT16, INT8, TOPK = range(5)
 NAMES = ("native", "float32", "bfloat16", "int8", "topk")

@@ -11,7 +11,7 @@ from multiverso.hosts.peer.frames import Header, ProtocolError
 from multiverso.hosts.peer.resources import Array, Buffers, view
 from multiverso.hosts.values import codecs, frames
 from multiverso.hosts.values.state import Away, Here, LinkTable, UnderWay
-from multiverso.kernels.between_hosts.agreeing import REST, SOME
+from multiverso.kernels.between_hosts.agreeing import REST, SOME, begin, catch_up, differ, land, push, serve
 
 
 def numbers(part: Away | Here, buffer: Array) -> Array:
@@ -25,18 +25,14 @@ def make_push(table: LinkTable, part: Away, header: Header, ticket: int, pool: B
     """Takes what has changed in this host's copy of a chunk into S and a frame."""
     buffer = pool.take(part.agreed.nbytes)
     frame = numbers(part, buffer)
-    kind, wire, flags, table_number, chunk, length, number = header
+    copy, wire, length, rest = table.held.copy, header.wire, 0, True
     if wire == codecs.NATIVE:
-        found = table.held.copy.push(part.chunk, part.agreed, frame)
-        some, rest = bool(found & SOME), bool(found & REST)
-        if some:
-            length = frame.nbytes
-    else:
-        if table.held.copy.differ(part.chunk, part.agreed, frame):
-            wire, length, buffer = _coded(table, part, buffer, frame, pool)
-        some, rest = length > 0, True
-    made = Header(kind, wire, flags, table_number, chunk, length, number)
-    return UnderWay(made, view(buffer, length), buffer, some, rest, ticket)
+        found = copy.run(push, part.chunk, part.agreed, frame)
+        length, rest = frame.nbytes if found & SOME else 0, bool(found & REST)
+    elif copy.run(differ, part.chunk, part.agreed, frame):
+        wire, length, buffer = _coded(table, part, buffer, frame, pool)
+    made = Header(header.kind, wire, header.flags, header.table, header.chunk, length, header.number)
+    return UnderWay(made, view(buffer, length), buffer, rest, ticket)
 
 
 def take_push(
@@ -62,25 +58,25 @@ def take_push(
         if not header.flags & frames.FRESH:
             if copy.convex:  # what the host has, less what comes: S as it would be before
                 np.subtract(part.agreed, frame, out=before)
-            copy.land(chunk, before, frame)  # into the values alone: S has it already
+            copy.run(land, chunk, before, frame)  # into the values alone: S has it already
             part.applied = header.number
             header = header._replace(length=0)
         pool.give(spare)
     if header.flags & frames.FRESH:
-        copy.begin(chunk, part.agreed, frame)
+        copy.run(begin, chunk, part.agreed, frame)
         part.applied = header.number
         length = frame.nbytes if frame.any() else 0
         return _answer(header, frames.VALUE, codecs.NATIVE, length, frames.WHOLE), buffer
     wire = codecs.NATIVE if header.flags & frames.URGENT else table.held.wire.number
     if wire == codecs.NATIVE:
-        found = copy.serve(chunk, part.agreed, frame) if header.length else copy.push(chunk, part.agreed, frame)
+        found = copy.run(serve if header.length else push, chunk, part.agreed, frame)
         part.applied = header.number
         length, flags = frame.nbytes if found & SOME else 0, 0 if found & REST else frames.WHOLE
         return _answer(header, frames.ANSWER, wire, length, flags), buffer
     if header.length:
-        copy.land(chunk, part.agreed, frame)
+        copy.run(land, chunk, part.agreed, frame)
     part.applied = header.number
-    if not copy.differ(chunk, part.agreed, frame):
+    if not copy.run(differ, chunk, part.agreed, frame):
         return _answer(header, frames.ANSWER, wire, 0, frames.WHOLE), buffer
     wire, length, buffer = _coded(table, part, buffer, frame, pool)
     return _answer(header, frames.ANSWER, wire, length, 0), buffer
@@ -104,8 +100,8 @@ def take_answer(table: LinkTable, part: Away, header: Header, buffer: Array, poo
         ProtocolError: it is not a coded difference; nothing has changed.
     """
     buffer = _decoded(part, header, buffer, pool)
-    do = table.held.copy.catch_up if header.kind == frames.VALUE else table.held.copy.land
-    do(part.chunk, part.agreed, numbers(part, buffer))
+    step = catch_up if header.kind == frames.VALUE else land
+    table.held.copy.run(step, part.chunk, part.agreed, numbers(part, buffer))
     pool.give(buffer)
 
 

@@ -6,19 +6,19 @@ import threading
 from collections.abc import Callable
 from ctypes import addressof, c_int64
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from multiverso.compiling.declaring import Kernel
 from multiverso.errors import ClosedError, MultiversoError
+from multiverso.hosts.peer.resources import Array
 from multiverso.kernels.between_hosts import agreeing
 from multiverso.kernels.codes import DONE, TIMED_OUT
 from multiverso.shards.shard import Shard
 
 CHUNK_BYTES = 1 << 20
 _UNIT_BYTES = 64 << 10
-Array = npt.NDArray[Any]
+_STEPS = (agreeing.push, agreeing.serve, agreeing.land, agreeing.catch_up, agreeing.begin, agreeing.differ)
 _Record = c_int64 * 3  # of a kernel: how far it is, what it has found, and whether the table is convex
 
 
@@ -90,21 +90,11 @@ class Copy:
         self._inside = 0  # calls that are in the table's memory now
         self._gate = threading.Lock()
         self._left = threading.Condition(self._gate)
-        name = shard.spec.dtype
-        self._push = agreeing.push.compiled(name)
-        self._serve = agreeing.serve.compiled(name)
-        self._land = agreeing.land.compiled(name)
-        self._catch_up = agreeing.catch_up.compiled(name)
-        self._begin = agreeing.begin.compiled(name)
-        self._differ = agreeing.differ.compiled(name)
-        self._advance = agreeing.advance.compiled(name)
+        self._advance = agreeing.advance.compiled(shard.spec.dtype)
+        for step in _STEPS:  # what takes long is done here, and not in the middle of a frame
+            step.compiled(shard.spec.dtype)
         self._versions = agreeing.versions.compiled()
         self._bases, self._version = np.array([shard.base], np.int64), np.zeros(1, np.int64)
-
-    @property
-    def base(self) -> int:
-        """Address of the table."""
-        return self.shard.base
 
     def close(self) -> None:
         """Ends calls that wait for a lock, and refuses all that follow. The memory may be freed afterwards."""
@@ -112,30 +102,6 @@ class Copy:
             self._closed = True
             while self._inside:  # a kernel that waits for a lock gives up by itself
                 self._left.wait()
-
-    def push(self, chunk: Chunk, agreed: Array, frame: Array) -> int:
-        """Takes V - S into ``frame`` and S; returns SOME if any of it is not zero, and REST if S is not V now."""
-        return self._go(self._push, chunk, agreed, frame)
-
-    def serve(self, chunk: Chunk, agreed: Array, frame: Array) -> int:
-        """Takes what a host has pushed and leaves T - S in its place; returns SOME and REST, as `push` does."""
-        return self._go(self._serve, chunk, agreed, frame)
-
-    def land(self, chunk: Chunk, agreed: Array, frame: Array) -> None:
-        """Adds what came to the values and to S."""
-        self._go(self._land, chunk, agreed, frame)
-
-    def catch_up(self, chunk: Chunk, agreed: Array, frame: Array) -> None:
-        """Takes the home's S instead of an answer that was lost."""
-        self._go(self._catch_up, chunk, agreed, frame)
-
-    def begin(self, chunk: Chunk, agreed: Array, frame: Array) -> None:
-        """Takes a host's first push; S and the answer in ``frame`` are the values themselves."""
-        self._go(self._begin, chunk, agreed, frame)
-
-    def differ(self, chunk: Chunk, agreed: Array, frame: Array) -> bool:
-        """Writes this side's difference to S into ``frame``; returns whether any of it is not zero."""
-        return bool(self._go(self._differ, chunk, agreed, frame))
 
     def advance(self, agreed: Array, frame: Array) -> None:
         """Adds what is sent to S."""
@@ -148,15 +114,33 @@ class Copy:
                 self._versions(self._bases, self._version)
             return int(self._version[0])
 
-    def _go(self, kernel: Callable[..., int], chunk: Chunk, agreed: Array, frame: Array) -> int:
+    def run(self, kernel: Kernel[..., int], chunk: Chunk, agreed: Array, frame: Array) -> int:
+        """Does a step of ``kernels/between_hosts/agreeing.py`` to a chunk.
+
+        Args:
+            kernel: one of ``push``, ``serve``, ``land``, ``catch_up``, ``begin`` and ``differ``.
+            chunk: where.
+            agreed: S of that chunk.
+            frame: what came, or where goes what is to be sent.
+
+        Returns:
+            What it has found: SOME if anything in ``frame`` is to be sent, REST if S is not the value itself now.
+
+        Raises:
+            ClosedError: the table is closed.
+            MultiversoError: a lock is broken.
+        """
         with self._gate:
             self._check_open()
             self._inside += 1
         try:
             record = _Record(0, 0, self.convex)
-            where = (self._control, self.shard.base, chunk.low, agreed, frame, addressof(record))
+            compiled, where = (
+                kernel.compiled(self.shard.spec.dtype),
+                (self._control, self.shard.base, chunk.low, agreed, frame, addressof(record)),
+            )
             # a lock's owner that is stopped is waited for, as workers do
-            while (code := kernel(*where)) == TIMED_OUT:
+            while (code := compiled(*where)) == TIMED_OUT:
                 self._check_open()
             if code != DONE:
                 raise MultiversoError(f"a lock of table {self.shard.header['table_id']} is broken ({code})")
@@ -170,29 +154,6 @@ class Copy:
     def _check_open(self) -> None:
         if self._closed:
             raise ClosedError("the table is closed")
-
-
-class Versions:
-    """How often the workers of this host have changed each table: asked for all at once."""
-
-    def __init__(self) -> None:
-        self._versions = agreeing.versions.compiled()
-        self._bases: Array = np.zeros(0, np.int64)
-        self._out: Array = np.zeros(0, np.int64)
-        self._numbers: list[int] = []
-
-    def watch(self, copies: dict[int, Copy]) -> None:
-        """Sets which tables to look at from now on, by number."""
-        self._numbers = list(copies)
-        self._bases = np.array([copy.base for copy in copies.values()], np.int64)
-        self._out = np.zeros(len(self._numbers), np.int64)
-
-    def read(self) -> dict[int, int]:
-        """Returns the version of each table."""
-        if not self._numbers:
-            return {}
-        self._versions(self._bases, self._out)
-        return dict(zip(self._numbers, self._out.tolist(), strict=True))
 
 
 class Changes:

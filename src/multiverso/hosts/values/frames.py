@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import struct
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from multiverso.hosts.peer.frames import GREETING
 
@@ -28,8 +28,7 @@ _OPENED = struct.Struct("!QIIQ")
 OPENED_BYTES = _OPENED.size
 
 
-@dataclass(frozen=True, slots=True)
-class Opened:
+class Opened(NamedTuple):
     """The body of OPEN.
 
     Attributes:
@@ -46,7 +45,7 @@ class Opened:
 
     def pack(self) -> bytes:
         """Returns it as it travels."""
-        return _OPENED.pack(self.elements, self.dtype, self.chunk, self.epoch)
+        return _OPENED.pack(*self)
 
     @classmethod
     def unpack(cls, data: memoryview) -> Opened:

@@ -6,17 +6,20 @@ copy pushes to them over a link to itself.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from ctypes import addressof, c_int32
+
+import numpy as np
 
 from multiverso.errors import MultiversoError
 from multiverso.hosts.peer.resources import Array
 from multiverso.hosts.values.codecs import Wire
-from multiverso.hosts.values.copies import Changes, Copy, Versions, homes_of, rehomed
+from multiverso.hosts.values.copies import Changes, Copy, homes_of, rehomed
 from multiverso.hosts.values.link import Link
 from multiverso.hosts.values.options import Every, RuleBetween
 from multiverso.hosts.values.shared_values import SharedValues
 from multiverso.hosts.values.state import Held
+from multiverso.kernels.between_hosts.agreeing import versions
 from multiverso.layout import words as at
 from multiverso.memory import words
 
@@ -37,7 +40,7 @@ class HeldTables:
         self._host, self._hosts = host, hosts
         self.survivors: list[list[int]] = []
         self.held: dict[int, Held] = {}
-        self._versions = Versions()
+        self._bases: Array = np.zeros(0, np.int64)  # the addresses of all
         self.rest = Rest()
 
     def add(self, number: int, copy: Copy, wire: str, every: Every | None, rule: str) -> Held:
@@ -59,70 +62,59 @@ class HeldTables:
             alive = len(self.survivors[-1]) if self.survivors else self._hosts
             outer = SharedValues.of(ruled, alive, copy, number)
         held = self.held[number] = Held(copy, Changes(copy.version), homes, coded, every or Every(), outer)
-        self._watch()
+        self._note_bases()
         return held
 
     def remove(self, number: int) -> Held:
         """Forgets a table; returns it, to be closed once no link has it."""
         held = self.held.pop(number)
-        self._watch()
+        self._note_bases()
         return held
 
-    def _watch(self) -> None:
-        self._versions.watch({number: held.copy for number, held in self.held.items()})
-
-    def attach_to(self, link: Link, number: int) -> None:
-        """Gives a table to a link."""
-        link.attach(number, self.held[number], len(self.survivors))
-
-    def attach_all_to(self, link: Link) -> None:
-        """Gives all tables to a link."""
-        for number in self.held:
-            self.attach_to(link, number)
+    def _note_bases(self) -> None:
+        self._bases = np.array([held.copy.shard.base for held in self.held.values()], np.int64)
 
     @property
-    def ruled(self) -> list[int]:
-        """The tables with a rule between hosts."""
-        return [number for number, held in self.held.items() if held.outer is not None]
+    def epoch(self) -> int:
+        """How often homes were reassigned."""
+        return len(self.survivors)
 
-    def rehome(self, hosts: list[int], gone: Iterable[Link], left: Mapping[int, Link]) -> None:
+    def rehome(self, hosts: list[int], links: Mapping[int, Link]) -> None:
         """Gives what lived at lost hosts new homes.
 
         Args:
             hosts: those that are left.
-            gone: the links to the lost ones, whose threads have ended.
-            left: all other links by host, this host's to itself included where there is one.
+            links: all, by host: those to lost ones, whose threads have ended, and where there is one to itself, that.
         """
         self.survivors.append(hosts)
-        lost = list(gone)
+        gone = [link for peer, link in links.items() if peer not in hosts]
         for number, held in self.held.items():
             homes = rehomed(held.homes, hosts)
             moved = [chunk for chunk, home in enumerate(held.homes) if homes[chunk] != home]
-            agreed: dict[int, Array] = {}
-            for link in lost:
-                agreed.update(link.hand_over(number))
+            agreed = {chunk: values for link in gone for chunk, values in link.hand_over(number).items()}
             here = [chunk for chunk in moved if homes[chunk] == self._host]
             held.homes = homes
             if held.outer is not None:
                 held.outer.regroup(len(hosts), {chunk: agreed[chunk] for chunk in here})
-            for peer, link in left.items():
+            for peer, link in links.items():
                 if peer in hosts and (peer != self._host or held.outer is not None):
                     away = {chunk: agreed[chunk] for chunk in moved if homes[chunk] == peer}
-                    link.regroup(number, len(self.survivors), away, here)
+                    link.regroup(number, self.epoch, away, here)
 
     def look(self, resting: bool) -> bool:
-        """Asks the versions of all tables; returns whether this host's workers have changed one.
+        """Asks the versions of all tables at once; returns whether this host's workers have changed one.
 
         Args:
             resting: workers that change one from now on are to end the next sleep of ``rest``.
         """
         if resting:
             self.rest.announce()
-        moved = False
-        for number, version in self._versions.read().items():
-            changes = self.held[number].changes
-            moved |= changes.version != version
-            changes.version = version
+        found, moved = np.zeros_like(self._bases), False
+        if found.size:
+            versions.compiled()(self._bases, found)
+        for held, version in zip(self.held.values(), found.tolist(), strict=True):
+            moved |= held.changes.version != version
+            held.changes.version = version
         return moved
 
     def close(self) -> None:

@@ -25,26 +25,25 @@ state alone.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import replace
 
 import numpy as np
 
 from multiverso.errors import ClosedError, MultiversoError
-from multiverso.hosts.peer.frames import LONGEST_BODY, Carried, Header, Outgoing, ProtocolError
-from multiverso.hosts.peer.resources import Array, Buffers, Pace
+from multiverso.hosts.peer.frames import LONGEST_BODY, Header, Outgoing, ProtocolError
+from multiverso.hosts.peer.resources import Array, Pace
 from multiverso.hosts.transport.channel import megabytes_for
 from multiverso.hosts.values import codecs, frames
 from multiverso.hosts.values.coding import make_push, take_back
 from multiverso.hosts.values.copies import Chunk, Copy
 from multiverso.hosts.values.frames import Opened
 from multiverso.hosts.values.receiving import Receiving
-from multiverso.hosts.values.state import Away, Held, Here, LinkState, LinkTable, Queues, Ticket, UnderWay
+from multiverso.hosts.values.state import Away, Held, Here, LinkTable, Ticket, UnderWay
 from multiverso.spec.table import DTYPES
 
 WINDOW = 8
 
 
-class Link(Carried):
+class Link(Receiving):
     """This host's end of a pair.
 
     Args:
@@ -58,13 +57,11 @@ class Link(Carried):
     def __init__(
         self, me: int, peer: int, pace: Pace, window: int = WINDOW, settled: Callable[[], None] = lambda: None
     ) -> None:
-        self.me, self.peer = me, peer
+        super().__init__(peer, window, pace, settled)
+        self.me = me
         self._pace = pace
         self._incarnation: int | None = None
         self._ticket = 0
-        self._state = LinkState(peer, Buffers(2 * window), Queues(window, pace))
-        receiving = Receiving(self._state, settled)
-        self.accept, self.arrived, self.wake = receiving.accept, receiving.arrived, receiving.wake  # type: ignore[method-assign]
 
     # -- tables ----------------------------------------------------------------------------------------------
 
@@ -81,39 +78,39 @@ class Link(Carried):
         table = LinkTable(number, held, opened)
         table.away = {c.number: Away(c, s) for c, s in _agreed(copy, homes, self.peer)}
         table.here = {c.number: Here(c, s) for c, s in _agreed(copy, homes, self.me)}
-        with self._state.lock:
-            if number in self._state.tables:
+        with self._lock:
+            if number in self._tables:
                 raise MultiversoError(f"table {number} is attached already")
-            self._state.closed.discard(number)
-            self._state.tables[number] = table
-            self._state.say_open(table)
+            self._closed.discard(number)
+            self._tables[number] = table
+            self._say_open(table)
 
     def detach(self, number: int) -> None:
         """Releases a table: frames of it that are under way are forgotten, and those that still come dropped."""
-        with self._state.lock:
-            table = self._state.tables.pop(number)
-            self._state.closed.add(number)
-            self._state.queues.forget(table)
-            if self._state.connected:
-                self._state.queues.words.append(Outgoing(Header(frames.CLOSE, table=number)))
-            for ticket in self._state.tickets:
+        with self._lock:
+            table = self._tables.pop(number)
+            self._closed.add(number)
+            self._queues.forget(table)
+            if self._connected:
+                self._queues.words.append(Outgoing(Header(frames.CLOSE, table=number)))
+            for ticket in self._tickets:
                 ticket.left -= set(table.away.values())
 
     def begin_ruling(self, number: int) -> None:
         """From now on what this side pushes goes through the rule between hosts: initial values are there."""
-        with self._state.lock:
-            self._state.tables[number].ruling = True
+        with self._lock:
+            self._tables[number].ruling = True
 
     def hand_over(self, number: int) -> dict[int, Array]:
         """Returns what was agreed with a peer that is lost, for each chunk that lived there; its threads have ended.
 
         What was under way is taken back: it is unknown whether it arrived.
         """
-        with self._state.lock:
-            table = self._state.tables[number]
+        with self._lock:
+            table = self._tables[number]
             for part in table.away.values():
                 if part.frame is not None:
-                    take_back(table, part, part.frame, self._state.pool)
+                    take_back(table, part, part.frame, self._pool)
             return {chunk: part.agreed for chunk, part in table.away.items()}
 
     def regroup(self, number: int, epoch: int, away: dict[int, Array], here: Iterable[int]) -> None:
@@ -125,8 +122,8 @@ class Link(Carried):
             away: chunks that live at the peer from now on, with what was agreed with their last home.
             here: chunks that live here from now on.
         """
-        with self._state.lock:
-            table = self._state.tables[number]
+        with self._lock:
+            table = self._tables[number]
             was_ready = table.ready
             for chunk, agreed in away.items():
                 table.away[chunk] = Away(table.held.copy.chunks[chunk], agreed.copy())
@@ -134,10 +131,10 @@ class Link(Carried):
             for chunk in here:
                 part = table.held.copy.chunks[chunk]
                 table.here[chunk] = Here(part, np.zeros(part.size, table.held.copy.dtype))
-            table.opened = replace(table.opened, epoch=epoch)
-            self._state.say_open(table)
+            table.opened = table.opened._replace(epoch=epoch)
+            self._say_open(table)
             if table.ready and not was_ready:
-                self._state.queues.send_again(table)
+                self._queues.send_again(table)
 
     # -- the connection --------------------------------------------------------------------------------------
 
@@ -147,56 +144,54 @@ class Link(Carried):
         Raises:
             ProtocolError: the peer has begun again, and what lived there is lost: homes have to be reassigned.
         """
-        with self._state.lock:
+        with self._lock:
             if self._incarnation not in (None, incarnation):
-                if any(part.number for table in self._state.tables.values() for part in table.away.values()):
+                if any(part.number for table in self._tables.values() for part in table.away.values()):
                     raise ProtocolError(f"host {self.peer} has restarted: what had its home there is lost")
-                for table in self._state.tables.values():
+                for table in self._tables.values():
                     for here in table.here.values():
                         here.applied = 0
             self._incarnation = incarnation
             self._drop()
-            self._state.connected = True
-            for table in self._state.tables.values():
-                self._state.say_open(table)
+            self._connected = True
+            for table in self._tables.values():
+                self._say_open(table)
 
     def at_distance(self, seconds: float) -> None:
         """Says how long the way there and back takes at least: no more is under way than keeps it busy."""
-        with self._state.lock:
-            self._state.queues.bytes_window = megabytes_for(seconds) << 20
+        with self._lock:
+            self._queues.bytes_window = megabytes_for(seconds) << 20
 
     def cut(self) -> None:
         """The connection has ended: what was under way is kept for the next."""
-        with self._state.lock:
-            self._state.connected = False
+        with self._lock:
+            self._connected = False
             self._drop()
-            self._state.answering = 0  # a push that had come in part is no more
+            self._answering = 0  # a push that had come in part is no more
 
     def _drop(self) -> None:
-        self._state.queues.words.clear()
-        self._state.queues.drop_again()
-        while self._state.queues.answers:
-            self.sent(self._state.queues.answers.popleft())
-        for table in self._state.tables.values():
+        self._queues.words.clear()
+        self._queues.again.clear()
+        while self._queues.answers:
+            self.sent(self._queues.answers.popleft())
+        for table in self._tables.values():
             table.theirs, table.announced = None, False
 
     # -- what is to do ---------------------------------------------------------------------------------------
 
     def look(self, now: float) -> float | None:
         """Begins the passes that are due and tells the peer news; returns what `wait` does."""
-        with self._state.lock:
-            if not self._state.connected:
-                return None
-            for table in self._state.tables.values():
-                if table.ready:
-                    self._state.begin_what_is_due(table, now)
-            return self._state.queues.wait(now)
+        with self._lock:
+            for table in self._tables.values():
+                if self._connected and table.ready:
+                    self._begin_what_is_due(table, now)
+            return self.wait(now)
 
     @property
     def passing(self) -> bool:
         """Whether a look finds nothing to begin before a frame has come: it looks then by itself."""
-        with self._state.lock:
-            tables = [table for table in self._state.tables.values() if table.ready]
+        with self._lock:
+            tables = [table for table in self._tables.values() if table.ready]
             return bool(tables) and all(table.passing and (table.announced or not table.here) for table in tables)
 
     def settle(self, take: bool, tables: Iterable[int] | None = None) -> Ticket:
@@ -206,47 +201,45 @@ class Link(Carried):
             what is left; it is done once each chunk's frame that began after this call was answered, and the last
             has left nothing to rounding.
         """
-        with self._state.lock:
+        with self._lock:
             self._ticket += 1
             parts: set[Away] = set()
-            for table in self._state.tables.values():
+            for table in self._tables.values():
                 if tables is not None and table.number not in tables:
                     continue
                 for part in table.away.values():
                     part.take = take or (part.take and part.goal > part.done)
                     part.goal, part.tries = self._ticket, 0
                     parts.add(part)
-                    self._state.queues.ask(table, part)
+                    self._queues.ask(table, part)
             ticket = Ticket(self._ticket, parts)
-            self._state.tickets = [t for t in self._state.tickets if t.left] + [ticket]
+            self._tickets = [t for t in self._tickets if t.left] + [ticket]
             return ticket
 
     # -- sending ---------------------------------------------------------------------------------------------
 
     def wait(self, now: float) -> float | None:
         """Returns the seconds until ``next`` has something: 0 for at once, None to wait for an event."""
-        state = self._state
-        with state.lock:
-            if not state.connected:
+        with self._lock:
+            if not self._connected:
                 return None
-            return state.queues.wait(now)
+            return self._queues.wait(now)
 
     def pause(self, now: float) -> float:
         """Returns the seconds that the peer's next frame should wait: 0 where a worker waits for it."""
-        state = self._state
-        with state.lock:
-            waited_for = state.queues.someone_waits or state.serving_urgent
+        with self._lock:
+            waited_for = self._queues.someone_waits or self._serving_urgent
             return 0.0 if waited_for else self._pace.wait(now)
 
     @property
     def has_something(self) -> bool:
         """Whether there may be something to send, now or later."""
-        return self._state.queues.has_something
+        return self._queues.has_something
 
     @property
     def has_words(self) -> bool:
         """Whether something is to be sent that is no chunk."""
-        return bool(self._state.queues.words)
+        return bool(self._queues.words)
 
     def next(self, now: float, most_new: int = LONGEST_BODY) -> Outgoing | None:
         """Returns the next frame to send. Call `sent` afterwards, whatever came of it.
@@ -256,15 +249,14 @@ class Link(Carried):
             most_new: bytes of the body of one that is made at this moment, from a chunk's values; a longer one is left
                 for another call.
         """
-        state = self._state
         while True:
-            with state.lock:
-                if not state.connected:
+            with self._lock:
+                if not self._connected:
                     return None
-                made = state.queues.take_made()
+                made = self._queues.take_made()
                 if made is not None:
                     return made
-                found = state.queues.choose(now, most_new)
+                found = self._queues.choose(now, most_new)
                 if found is None:
                     return None
                 table, part = found
@@ -272,16 +264,16 @@ class Link(Carried):
                 ticket = self._ticket
             frame: UnderWay | None
             try:
-                frame = make_push(table, part, header, ticket, state.pool)
+                frame = make_push(table, part, header, ticket, self._pool)
             except ClosedError:
                 frame = None
             except MemoryError:  # nothing has changed
-                with state.lock:
+                with self._lock:
                     self._give_up(table, part, header)
                 raise
-            with state.lock:
-                if frame is None or table.closed or state.tables.get(table.number) is not table:
-                    state.queues.came_back(part)
+            with self._lock:
+                if frame is None or table.closed or self._tables.get(table.number) is not table:
+                    self._queues.came_back(part)
                     continue
                 part.frame = frame
                 return Outgoing(frame.header, frame.body)
@@ -289,9 +281,9 @@ class Link(Carried):
     def sent(self, outgoing: Outgoing) -> None:
         """The frame is sent, or will not be: its memory is free again."""
         if outgoing.buffer is not None:
-            with self._state.lock:
-                self._state.answering -= 1
-                self._state.pool.give(outgoing.buffer)
+            with self._lock:
+                self._answering -= 1
+                self._pool.give(outgoing.buffer)
 
     def _head(self, table: LinkTable, part: Away) -> Header:
         part.number += 1
@@ -307,13 +299,13 @@ class Link(Carried):
 
     def _give_up(self, table: LinkTable, part: Away, header: Header) -> None:
         """A push could not be made: as if it had not been begun, so that another one is."""
-        self._state.queues.came_back(part)
+        self._queues.came_back(part)
         part.number -= 1
         table.first |= bool(header.flags & frames.FIRST)
-        if self._state.tables.get(table.number) is table:
+        if self._tables.get(table.number) is table:
             if part.goal > part.done:
-                self._state.queues.ask(table, part)
-            self._state.queues.passed(table, part, again=True)
+                self._queues.ask(table, part)
+            self._queues.passed(table, part, again=True)
 
 
 def _agreed(copy: Copy, homes: list[int], home: int) -> Iterator[tuple[Chunk, Array]]:

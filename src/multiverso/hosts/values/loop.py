@@ -16,8 +16,6 @@ class Loop:
         link: whose peer is its own host.
     """
 
-    failed: str | None = None
-
     def __init__(self, link: Link) -> None:
         self.link = link
         self._lock = threading.Lock()
@@ -25,9 +23,7 @@ class Loop:
 
     def pump(self) -> None:
         """Moves what there is to move. If another thread does so already, that continues with it."""
-        while True:
-            if not self._lock.acquire(blocking=False):
-                return
+        while self._lock.acquire(blocking=False):
             try:
                 while (outgoing := self.link.next(time.monotonic())) is not None:
                     header = Header(*outgoing.header)  # as it would arrive

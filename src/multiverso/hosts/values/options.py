@@ -6,7 +6,7 @@ import contextlib
 import math
 import numbers
 import re
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
@@ -87,7 +87,7 @@ class ExchangeOptions:
     """
 
     wire: str = "native"
-    every: Every = field(default_factory=Every)
+    every: Every = Every()
     between: str = "sum"
 
     @classmethod
@@ -108,8 +108,7 @@ class ExchangeOptions:
 
     def of_table(self, wire: str, every: str) -> ExchangeOptions:
         """Returns how a table travels: its own way where its words are not empty, otherwise the job's."""
-        own = ExchangeOptions.of(wire or None, every or None)
-        return replace(self, wire=own.wire if wire else self.wire, every=own.every if every else self.every)
+        return ExchangeOptions.of(wire or self.wire, every or self.every, self.between)
 
     def rule_of(self, dtype: Any) -> str:
         """Returns the rule for a table: whole numbers are summed, whatever the rule for floats."""
@@ -162,8 +161,8 @@ def table_words(wire: Any, every: Any) -> dict[str, str]:
 
 
 def _every(value: Any) -> Every:
-    if value is None:
-        return Every()
+    if value is None or isinstance(value, Every):
+        return value or Every()
     if isinstance(value, str):
         count, _, unit = value.strip().partition(" ")
         if unit in ("add", "adds") and _COUNT.fullmatch(count):

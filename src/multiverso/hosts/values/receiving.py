@@ -1,31 +1,45 @@
-"""The half of a link that receives: pushes of the peer for chunks that live here, answers to ours, and its words."""
+"""A link's state, and the half that receives: pushes for chunks that live here, answers to ours, and words."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterable
 
 from multiverso.errors import ClosedError
-from multiverso.hosts.peer.frames import NOTHING, Header, Outgoing, ProtocolError, memory_for, unknown
-from multiverso.hosts.peer.resources import owner, view
+from multiverso.hosts.peer.frames import NOTHING, Carried, Header, Outgoing, ProtocolError, memory_for, unknown
+from multiverso.hosts.peer.resources import Buffers, Pace, owner, view
 from multiverso.hosts.values import codecs, frames
 from multiverso.hosts.values.coding import repeat_answer, take_answer, take_push
 from multiverso.hosts.values.frames import Opened
-from multiverso.hosts.values.state import Away, Here, LinkState, LinkTable, UnderWay
+from multiverso.hosts.values.state import Away, Here, LinkTable, Queues, Ticket, UnderWay
 
 _ENOUGH = 8  # frames of a chunk that a settle waits for while workers keep adding
 _WORDS = frozenset((frames.OPEN, frames.CLOSE, frames.NEWS))
 
 
-class Receiving:
-    """What becomes of frames that arrive. One thread at a time; another may send meanwhile.
+class Receiving(Carried):
+    """A link's state, and what becomes of frames that arrive. One thread at a time; another may send meanwhile.
+
+    A thread that reads or writes the state holds the lock.
 
     Args:
-        state: of the link.
+        peer: the other host's number.
+        window: chunks that are under way at a time, at most.
+        pace: the node's budget.
         settled: called by `wake` when a settle is over.
     """
 
-    def __init__(self, state: LinkState, settled: Callable[[], None]) -> None:
-        self._state = state
+    def __init__(self, peer: int, window: int, pace: Pace, settled: Callable[[], None]) -> None:
+        self.peer = peer
+        self._lock = threading.RLock()
+        self._pool = Buffers(2 * window)
+        self._queues = Queues(window, pace)
+        self._tables: dict[int, LinkTable] = {}  # by number
+        self._closed: set[int] = set()  # tables that were released, of which frames may still come
+        self._tickets: list[Ticket] = []  # settles that are not over
+        self._answering = 0  # pushes of the peer whose answers are not sent yet
+        self._serving_urgent = False  # a worker at the peer waits for what it pushes
+        self._connected = False
         self._settled = settled
         self._some_settled = False
 
@@ -35,27 +49,27 @@ class Receiving:
         Raises:
             ProtocolError: no node sends this.
         """
-        state, kind, length = self._state, header.kind, header.length
-        with state.lock:
+        kind, length = header.kind, header.length
+        with self._lock:
             if kind not in frames.KINDS:
                 raise unknown(header)
             if kind in _WORDS:
                 return memory_for(header, frames.OPENED_BYTES if kind == frames.OPEN else 0)
-            table = state.tables.get(header.table)
+            table = self._tables.get(header.table)
             if table is None:
-                if header.table in state.closed:
+                if header.table in self._closed:
                     return None
                 raise ProtocolError(f"a frame of table {header.table}, which this side has not opened")
             if not table.ready:
                 return None
             if kind == frames.PUSH:
-                native = check_push(table, header, state.answering).agreed.nbytes
-                state.answering += 1
+                native = check_push(table, header, self._answering).agreed.nbytes
+                self._answering += 1
             else:
                 native = check_answer(table, header).agreed.nbytes
                 if not length and kind == frames.ANSWER:  # nothing has changed there
                     return NOTHING
-            return view(state.pool.take(max(native, length)), length)
+            return view(self._pool.take(max(native, length)), length)
 
     def arrived(self, header: Header, body: memoryview | None, now: float) -> bool:
         """A frame is whole; returns whether there may be something to send. Then `wake` has to follow.
@@ -71,9 +85,9 @@ class Receiving:
         elif kind == frames.ANSWER or kind == frames.VALUE:
             self._answered(header, body, now)
         else:
-            with self._state.lock:
+            with self._lock:
                 self._take_word(header, body, now)
-        return self._state.queues.has_something
+        return self._queues.has_something
 
     def wake(self) -> None:
         """Wakes threads whose settle is over: late, since they then wait for this thread's interpreter."""
@@ -82,92 +96,119 @@ class Receiving:
             self._settled()
 
     def _take_word(self, header: Header, body: memoryview, now: float) -> None:
-        state = self._state
-        table = state.tables.get(header.table)
+        table = self._tables.get(header.table)
         if table is None:
             return  # opened there before it is here: it is said again when it is
         if header.kind == frames.NEWS:
             table.news = True
             if table.ready:
-                state.begin_what_is_due(table, now)
+                self._begin_what_is_due(table, now)
         elif header.kind == frames.CLOSE:
             table.theirs, table.closed = None, True
-            state.queues.forget(table)
+            self._queues.forget(table)
         else:
             theirs, mine = Opened.unpack(body), table.opened
             if (theirs.elements, theirs.dtype, theirs.chunk) != (mine.elements, mine.dtype, mine.chunk):
-                raise ProtocolError(f"table {header.table} is {theirs} on host {state.peer} and {mine} here")
+                raise ProtocolError(f"table {header.table} is {theirs} on host {self.peer} and {mine} here")
             if table.theirs is not None and theirs.epoch < table.theirs.epoch:
                 raise ProtocolError(f"an OPEN of epoch {theirs.epoch} after one of {table.theirs.epoch}")
             if table.theirs is None:  # when we said that we have it, it may not have had it
-                state.say_open(table)
+                self._say_open(table)
             was_ready, table.theirs = table.ready, theirs
             if table.ready and not was_ready:
-                state.queues.send_again(table)
+                self._queues.send_again(table)
 
     def _pushed(self, header: Header, body: memoryview) -> None:
-        state, buffer, flags, number = self._state, owner(body), header.flags, header.number
-        with state.lock:
-            table = state.tables.get(header.table)
+        buffer, flags, number = owner(body), header.flags, header.number
+        with self._lock:
+            table = self._tables.get(header.table)
             if table is None or not table.ready:  # closed while the body came
-                state.answering -= 1
+                self._answering -= 1
                 return
             part, changes = table.here[header.chunk], table.held.home_changes
-            state.serving_urgent = flags & frames.URGENT != 0
+            self._serving_urgent = flags & frames.URGENT != 0
             if flags & frames.FIRST:
-                table.marked, table.announced = changes.for_peer(state.peer), False
+                table.marked, table.announced = changes.for_peer(self.peer), False
         try:
             if number == part.applied:
                 answer, buffer = repeat_answer(table, part, header, buffer)
             else:
                 try:
-                    answer, buffer = take_push(table, part, header, buffer, state.pool, state.peer)
+                    answer, buffer = take_push(table, part, header, buffer, self._pool, self.peer)
                 finally:
                     if header.length and part.applied == number:
-                        changes.arrived(state.peer)
+                        changes.arrived(self.peer)
         except ClosedError:
-            with state.lock:
-                state.answering -= 1
+            with self._lock:
+                self._answering -= 1
             return
-        with state.lock:
-            state.queues.answers.append(Outgoing(answer, view(buffer, answer.length), buffer))
+        with self._lock:
+            self._queues.answers.append(Outgoing(answer, view(buffer, answer.length), buffer))
 
     def _answered(self, header: Header, body: memoryview, now: float) -> None:
-        state = self._state
-        with state.lock:
-            table = state.tables.get(header.table)
+        with self._lock:
+            table = self._tables.get(header.table)
             part = table.away[header.chunk] if table is not None else None
             if table is None or part is None or part.frame is None or not table.ready:
                 return
         if header.length or header.kind == frames.VALUE:
             try:
-                take_answer(table, part, header, owner(body), state.pool)
+                take_answer(table, part, header, owner(body), self._pool)
             except ClosedError:
                 return
-        with state.lock:
+        with self._lock:
             if part.frame is not None:
                 self._close_frame(table, part, part.frame, header, now)
 
     def _close_frame(self, table: LinkTable, part: Away, pushed: UnderWay, header: Header, now: float) -> None:
-        state = self._state
-        state.queues.came_back(part)
-        state.pool.give(pushed.buffer)
-        some = pushed.some or header.length > 0
+        self._queues.came_back(part)
+        self._pool.give(pushed.buffer)
+        some = pushed.header.length > 0 or header.length > 0
         if part.goal > part.done:
             if pushed.ticket >= part.goal:
                 part.tries += 1
                 left = pushed.rest or (part.take and not header.flags & frames.WHOLE)
                 if not left or part.tries >= _ENOUGH:
                     part.done = part.goal
-                    for ticket in state.tickets:
+                    for ticket in self._tickets:
                         if ticket.number <= part.goal and ticket.left:
                             ticket.left.discard(part)
                             self._some_settled |= ticket.done
             if part.goal > part.done:
-                state.queues.ask(table, part)
-        if state.queues.passed(table, part, again=some):
+                self._queues.ask(table, part)
+        if self._queues.passed(table, part, again=some):
             table.held.changes.look()
-            state.begin_what_is_due(table, now)  # the next pass does not wait for the next look
+            self._begin_what_is_due(table, now)  # the next pass does not wait for the next look
+
+    # -- of both halves --------------------------------------------------------------------------------------
+
+    def _say_open(self, table: LinkTable) -> None:
+        """Tells the peer that this side has a table."""
+        if self._connected:
+            body = memoryview(table.opened.pack())
+            header = Header(frames.OPEN, table=table.number, length=len(body))
+            self._queues.words.append(Outgoing(header, body))
+
+    def _begin_what_is_due(self, table: LinkTable, now: float) -> None:
+        """Tells the peer news of what lives here, and begins a pass over what lives there, if it is time."""
+        changes = table.held.changes
+        if table.here and not table.announced and table.held.home_changes.for_peer(self.peer) != table.marked:
+            table.announced = True
+            self._queues.words.append(Outgoing(Header(frames.NEWS, table=table.number)))
+        if table.passing or not table.away or now - table.began < table.held.every.seconds:
+            return
+        moved, least = changes.version - table.seen, table.held.every.changes
+        whole = moved >= least if least else moved != 0 or table.news
+        if whole:
+            table.seen, table.news, table.first = changes.version, False, True
+            parts: Iterable[Away] = table.away.values()
+        elif table.again and not least:
+            parts = [table.away[number] for number in sorted(table.again)]
+        else:
+            return
+        table.again = set()
+        table.began = now
+        self._queues.begin_pass(table, parts, rest=not whole)
 
 
 MOST_ANSWERS = 64  # of a peer whose window we do not know; a peer that sends more is not one of our nodes

@@ -9,11 +9,10 @@ from __future__ import annotations
 import os
 import threading
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from multiverso.hosts.peer.resources import Array
 from multiverso.hosts.values.copies import Changes, Copy
 from multiverso.hosts.values.options import RuleBetween
 from multiverso.layout import words as at
@@ -21,8 +20,6 @@ from multiverso.memory import heap
 from multiverso.memory.segment import Segment
 from multiverso.shards.shard import Shard, initialise
 from multiverso.spec.table import Places, TableSpec
-
-Array = npt.NDArray[Any]
 
 
 @dataclass
@@ -86,22 +83,20 @@ class SharedValues:
             frame: what was pushed.
             spare: memory of the same size, which is written to.
         """
+        number = frame.dtype.type
         with self._lock:
-            self._step(chunk, peer, frame, spare)
-
-    def _step(self, chunk: int, peer: int | None, frame: Array, spare: Array) -> None:
-        frame /= frame.dtype.type(self.hosts)
-        if self.rule.name != "diloco":
-            return
-        state = self._momenta[chunk]
-        state.sum += frame
-        if peer is not None:
-            state.pushed.add(peer)
-        frame *= frame.dtype.type(self.rule.lr)
-        if len(state.pushed) >= self.hosts:
-            state.m *= frame.dtype.type(self.rule.momentum)
-            state.m += state.sum
-            np.multiply(state.m, frame.dtype.type(self.rule.lr * self.rule.momentum), out=spare)
-            frame += spare
-            state.sum[:] = 0
-            state.pushed.clear()
+            frame /= number(self.hosts)
+            if self.rule.name != "diloco":
+                return
+            state = self._momenta[chunk]
+            state.sum += frame
+            if peer is not None:
+                state.pushed.add(peer)
+            frame *= number(self.rule.lr)
+            if len(state.pushed) >= self.hosts:
+                state.m *= number(self.rule.momentum)
+                state.m += state.sum
+                np.multiply(state.m, number(self.rule.lr * self.rule.momentum), out=spare)
+                frame += spare
+                state.sum[:] = 0
+                state.pushed.clear()

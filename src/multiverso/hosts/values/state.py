@@ -6,14 +6,12 @@ Plain records that ``link.py``, which sends, and ``receiving.py`` change under o
 from __future__ import annotations
 
 import math
-import threading
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from multiverso.hosts.peer.frames import Header, Outgoing
-from multiverso.hosts.peer.resources import Array, Buffers, Pace
-from multiverso.hosts.values import frames
+from multiverso.hosts.peer.resources import Array, Pace
 from multiverso.hosts.values.codecs import Wire
 from multiverso.hosts.values.copies import Changes, Chunk, Copy
 from multiverso.hosts.values.frames import Opened
@@ -28,7 +26,6 @@ class UnderWay:
     header: Header
     body: memoryview
     buffer: Array
-    some: bool
     rest: bool  # S is not V itself after it
     ticket: int
 
@@ -158,7 +155,7 @@ class Queues:
         self._window = window
         self._under_way = self._bytes_under_way = 0
         self._pace = pace
-        self._again: deque[UnderWay] = deque()
+        self.again: deque[UnderWay] = deque()
         self._urgent: deque[tuple[LinkTable, Away]] = deque()
         self._todo: deque[tuple[LinkTable, Away]] = deque()
 
@@ -193,33 +190,26 @@ class Queues:
 
     def send_again(self, table: LinkTable) -> None:
         """A connection, or new homes, have begun: what is under way may never have arrived."""
-        self._again.extend(part.frame for part in table.away.values() if part.frame is not None)
-
-    def drop_again(self) -> None:
-        """The connection has ended."""
-        self._again.clear()
+        self.again.extend(part.frame for part in table.away.values() if part.frame is not None)
 
     def forget(self, table: LinkTable) -> None:
         """Drops all frames of a table."""
-        mine = {part.frame for part in table.away.values()}
         self._urgent = deque(entry for entry in self._urgent if entry[0] is not table)
         self._todo = deque(entry for entry in self._todo if entry[0] is not table)
-        self._again = deque(frame for frame in self._again if frame not in mine)
         for part in table.away.values():
             if part.frame is not None:
-                # a part of it may still be to send: its memory is not used again
-                self._end(part)
+                self.came_back(part)  # a part of it may still be to send: its memory is not used again
             part.urgent = part.queued = part.passing = False
         table.passing = 0
 
     @property
     def has_something(self) -> bool:
         """Whether any queue has something."""
-        return bool(self.answers or self._todo or self._urgent or self.words or self._again)
+        return bool(self.answers or self._todo or self._urgent or self.words or self.again)
 
     def wait(self, now: float) -> float | None:
         """Returns the seconds until there is something to send: 0 for at once, None to wait for an event."""
-        if self.words or self.answers or self._again:
+        if self.words or self.answers or self.again:
             return 0.0
         if self._is_full:
             return None
@@ -233,8 +223,8 @@ class Queues:
             return self.words.popleft()
         if self.answers:
             return self.answers.popleft()
-        if self._again:
-            frame = self._again.popleft()
+        if self.again:
+            frame = self.again.popleft()
             return Outgoing(frame.header, frame.body)
         return None
 
@@ -275,69 +265,8 @@ class Queues:
 
     def came_back(self, part: Away) -> None:
         """A chunk is under way no more."""
-        if part.frame is not None and part.frame in self._again:  # its answer crossed new homes
-            self._again.remove(part.frame)
-        self._end(part)
-
-    def _end(self, part: Away) -> None:
+        if part.frame is not None and part.frame in self.again:  # its answer crossed new homes
+            self.again.remove(part.frame)
         part.frame, part.busy = None, False
         self._under_way -= 1
         self._bytes_under_way -= part.agreed.nbytes
-
-
-@dataclass(eq=False)
-class LinkState:
-    """The state of a link. A thread that reads or writes it holds the lock.
-
-    Attributes:
-        peer: the other host's number.
-        pool: memory for frames.
-        queues: what is to be sent.
-        tables: by number.
-        closed: tables that were released, of which frames may still come.
-        tickets: settles that are not over.
-        answering: pushes of the peer whose answers are not sent yet.
-        serving_urgent: a worker at the peer waits for what it pushes.
-    """
-
-    peer: int
-    pool: Buffers
-    queues: Queues
-    tables: dict[int, LinkTable] = field(default_factory=dict)
-    closed: set[int] = field(default_factory=set)
-    tickets: list[Ticket] = field(default_factory=list)
-    answering: int = 0
-    serving_urgent: bool = False
-    connected: bool = False
-    lock: threading.RLock = field(default_factory=threading.RLock)
-
-    def say_open(self, table: LinkTable) -> None:
-        """Tells the peer that this side has a table."""
-        if self.connected:
-            body = memoryview(table.opened.pack())
-            header = Header(frames.OPEN, table=table.number, length=len(body))
-            self.queues.words.append(Outgoing(header, body))
-
-    def begin_what_is_due(self, table: LinkTable, now: float) -> None:
-        """Tells the peer news of what lives here, and begins a pass over what lives there, if it is time."""
-        changes = table.held.changes
-        if table.here and not table.announced and table.held.home_changes.for_peer(self.peer) != table.marked:
-            table.announced = True
-            self.queues.words.append(Outgoing(Header(frames.NEWS, table=table.number)))
-        if table.passing or not table.away or now - table.began < table.held.every.seconds:
-            return
-        moved = changes.version - table.seen
-        if table.held.every.changes:
-            whole = moved >= table.held.every.changes
-        else:
-            whole = moved != 0 or table.news
-        if whole:
-            table.seen, table.news, table.first = changes.version, False, True
-            parts: Iterable[Away] = table.away.values()
-        elif table.again and not table.held.every.changes:
-            parts = [table.away[number] for number in sorted(table.again)]
-        else:
-            return
-        table.again = set()
-        table.began = now
-        self.queues.begin_pass(table, parts, rest=not whole)

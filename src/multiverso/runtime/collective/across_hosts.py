@@ -12,7 +12,8 @@ import numpy as np
 from multiverso import kernels
 from multiverso.deadline import Deadline
 from multiverso.errors import MultiversoError, ShapeMismatchError
-from multiverso.hosts.combining import PIECE_BYTES, PIECES, SMALL_BYTES, Array
+from multiverso.hosts.combining import PIECE_BYTES, PIECES, SMALL_BYTES
+from multiverso.hosts.peer.resources import Array
 from multiverso.layout import words as at
 from multiverso.memory.shared import SharedMemory
 from multiverso.memory.words import load32, load64, wait_for_change

@@ -20,9 +20,10 @@ from typing import Any
 import numpy as np
 
 from multiverso.errors import MultiversoError, ShapeMismatchError, StartupError
-from multiverso.hosts.combining import COMBINE, PIECE_BYTES, PIECES, SMALL_BYTES, Array, Combining, Piece
+from multiverso.hosts.combining import COMBINE, PIECE_BYTES, PIECES, SMALL_BYTES, Combining, Piece
 from multiverso.hosts.peer.frames import Body
 from multiverso.hosts.peer.messages import Messages
+from multiverso.hosts.peer.resources import Array
 from multiverso.hosts.roster import Roster
 from multiverso.layout.records import Record
 from multiverso.memory.segment import Segment
