@@ -191,21 +191,20 @@ def _gate_state(control, continues):
 
 @inner
 def _barrier_state(control, target):
-    continues = load32(control + at.CONTINUE_WITHOUT_LOST)
-    if load32(control + at.SPANS_HOSTS) == 1:
-        # the node knows of all: how far workers of other hosts are is shown here later, and wakes nobody
-        return READY if load64(control + at.RELEASED) >= target else _gate_state(control, continues)
+    continues, gated = load32(control + at.CONTINUE_WITHOUT_LOST), load32(control + at.SPANS_HOSTS) == 1
+    held = gated and load64(control + at.RELEASED) < target  # first: who was lost before it was let go is seen below
     state = READY
     for worker in range(load32(control + at.CAPACITY)):
         reached = block_of(control, worker) + at.BARRIER
         if load64(reached) >= target:
             continue
-        if is_live(control, worker):
+        # between hosts the node awaits those that live: how far others' are is shown here late, and wakes nobody
+        if not gated and is_live(control, worker):
             state = max(state, NOT_READY)
         # looked at again once it is lost: between the two it may have come, and died after that
         if continues == 0 and is_lost(control, worker) and load64(reached) < target:
             return LOST_SOMEONE
-    return state
+    return _gate_state(control, continues) if held else state
 
 
 @kernel

@@ -18,13 +18,14 @@ from multiverso.hosts.control.messages import Line
 class Elsewhere:
     """The workers of other hosts, and what this host's node has heard of them. Owner: the node's actor."""
 
-    def __init__(self, world: World, here: int, there: int) -> None:
+    def __init__(self, world: World, here: int, there: int, hears_on: bool) -> None:
         self._world, self._mirror = world, world.source["runtime.several_hosts.mirror"]
         self._here = range(here)
         self.reached = dict.fromkeys(range(here, here + there), 0)
         self.ended: dict[int, int] = {}
         self.arrived: dict[int, int] = {}
         self.released = 0
+        self._hears_on = hears_on  # of the others, after a loss
 
     def tell(self, worker: int) -> None:
         """A line of a worker has come."""
@@ -52,13 +53,10 @@ class Elsewhere:
         self.look()
 
     def look(self) -> None:
-        """Lets the barriers go that all have come to; none after a loss, where nobody goes on without the lost.
-
-        The lost one may have come, and what it added before that may have gone with it.
-        """
+        """Lets the barriers go that all have come to who live, after a loss too: that is the workers' to notice."""
         control = self._world.control
         everybody = range(len(self._here) + len(self.reached))
-        while control.continues or self._world.at.LOST not in map(control.liveness, everybody):
+        while self._hears_on or control.continues or self._world.at.LOST not in map(control.liveness, everybody):
             target = self.released + 1
             live = [w for w in map(control.worker, self._here) if w.is_live]
             mine = all(max(w.barrier, self.arrived.get(w.worker_id, 0)) >= target for w in live)
@@ -77,7 +75,7 @@ def gates(source: Source, seed: int, how: How = DRAWN) -> int:
     world = World(source, schedule_of(random, seed, reach, how, here), here + there, continues=random.random() < 0.6)
     waits, at, control = source["waits"], world.at, world.control
     control.span_hosts()
-    elsewhere = Elsewhere(world, here, there)
+    elsewhere = Elsewhere(world, here, there, hears_on=random.random() < 0.5)
     kill = world.kill
 
     def kill_and_look(worker: int) -> None:
@@ -102,6 +100,8 @@ def gates(source: Source, seed: int, how: How = DRAWN) -> int:
             assert elsewhere.released >= target, (
                 f"worker {worker} passed barrier {target}, and {elsewhere.released} was let go"
             )
+            without = [w for w, n in elsewhere.reached.items() if elsewhere.ended.get(w) == at.LOST and n < target]
+            assert world.continues or not without, f"worker {worker} went on without the lost {without}"
         world.leave(worker)
         world.tell_node(elsewhere.look)
 
