@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from numpy.lib.array_utils import byte_bounds
 
 from platoon.util import PlatoonError
 
@@ -73,10 +72,9 @@ def _refuse_tied(parameters: list[Any]) -> None:
     for number, parameter in enumerate(parameters):
         if seen[id(parameter)] != number:
             raise PlatoonError(f"parameters {number} and {seen[id(parameter)]} are the same one: list it once")
-    arrays = [(number, *byte_bounds(one), one) for number, one in enumerate(parameters) if isinstance(one, np.ndarray)]
-    arrays.sort(key=lambda each: each[1])
-    for (number, _, end, one), (other, begin, _, another) in itertools.pairwise(arrays):
-        if begin < end and np.shares_memory(one, another):
+    arrays = [(number, one) for number, one in enumerate(parameters) if isinstance(one, np.ndarray)]
+    for (number, one), (other, another) in itertools.combinations(arrays, 2):
+        if np.may_share_memory(one, another) and np.shares_memory(one, another):
             raise PlatoonError(f"parameters {number} and {other} share memory: list the array that holds both")
 
 

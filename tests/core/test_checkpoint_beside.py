@@ -359,7 +359,7 @@ def test_what_makes_no_sense_is_refused(alone: Session, tmp_path: Path, monkeypa
     monkeypatch.setattr(beginning, "_LOCK_SECONDS", 0.05)
     with pytest.raises(TypeError, match=r"number of steps \(int\) or a datetime.timedelta"):
         mv.checkpoint(tmp_path, every=60.0, session=alone)  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="keep=0"):
+    with pytest.raises(ValueError, match="keep is a whole number, 1 or more; got 0"):
         mv.checkpoint(tmp_path, keep=0, session=alone)
     with pytest.raises(TypeError, match="list is not a manager"):
         mv.checkpoint(tmp_path, [], session=alone)  # type: ignore[arg-type]

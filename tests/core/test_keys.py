@@ -53,8 +53,8 @@ def test_a_million_names_have_a_million_keys() -> None:
         ([1, 2], 0, TypeError, r"names are texts or bytes; got 1 \(int\)"),
         (np.array([["a"]]), 0, TypeError, r"one-dimensional array of names; got shape \(1, 1\)"),
         (["\ud800"], 0, ValueError, "surrogate"),
-        (["a"], -1, ValueError, "seed is a number from 0"),
-        (["a"], 1 << 64, ValueError, "seed is a number from 0"),
+        (["a"], -1, ValueError, "seed is a whole number, from 0"),
+        (["a"], 1 << 64, ValueError, "seed is a whole number, from 0"),
     ],
 )
 def test_what_are_no_names_is_refused(names: Any, seed: int, error: type[Exception], said: str) -> None:

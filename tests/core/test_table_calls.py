@@ -176,7 +176,7 @@ def test_a_version_that_does_not_come(alone: Session) -> None:
     with pytest.raises(WaitTimeoutError, match=r"version 1 of the array of 2"):
         table.wait_version(1, timeout_seconds=0.01)
     for value in (1.5, -1, True):
-        with pytest.raises(ValueError, match="version is a number"):
+        with pytest.raises(ValueError, match="version is a whole number"):
             table.wait_version(value)  # type: ignore[arg-type]
     assert table.wait_version(0) == 0
 
