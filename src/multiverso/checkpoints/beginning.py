@@ -13,7 +13,7 @@ from multiverso.checkpoints.manifests import read_generations
 from multiverso.checkpoints.stores import Store, make_usable
 from multiverso.errors import SnapshotError
 from multiverso.runtime import Session
-from multiverso.runtime.collective.agreement import Together, count_as_done
+from multiverso.runtime.collective.agreement import Together
 from multiverso.runtime.discovery.restarts import may_resume
 from multiverso.saying import say
 
@@ -89,5 +89,5 @@ def begin_alone(
         raise
     if newest:  # if it is being written, its other parts do not wait for this worker's
         board.say(newest, FAILED)
-    count_as_done(session, _STEPS)
+    session.count_barriers(session.barriers + _STEPS)  # which the others have passed
     return newest, resumes

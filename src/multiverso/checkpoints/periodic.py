@@ -28,7 +28,6 @@ from multiverso.due import Due
 from multiverso.errors import ClosedError, SnapshotError, WaitTimeoutError
 from multiverso.in_process import InProcess
 from multiverso.runtime import Session
-from multiverso.runtime.collective.agreement import count_as_done
 from multiverso.runtime.session.current import current
 from multiverso.tables.open_tables import handlers, keyed_tables
 
@@ -183,7 +182,7 @@ class Checkpoint(InProcess):
         if job == session.job:
             session.count_barriers(barriers)
         else:  # it was saved before the job was started again, and the others have restored it together
-            count_as_done(session, STEPS_OF_LOAD)
+            session.count_barriers(session.barriers + STEPS_OF_LOAD)  # which the others have passed
         own: dict[str, Any] | None = saved["own"]
         return own
 

@@ -265,9 +265,8 @@ def observe(address: str, timeout_seconds: float = 5.0) -> dict[str, Any]:
     from multiverso.wire.requests import Status
 
     deadline = time.monotonic() + timeout_seconds
-    link = NodeLink()
+    link = NodeLink.to(address, deadline)
     try:
-        link.connect(address, deadline)
         answer, _ = link.ask(Status(), deadline, "the node's status")
     finally:
         link.close()

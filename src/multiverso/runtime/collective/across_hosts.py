@@ -145,14 +145,12 @@ class AcrossHosts:
 
     def _gone_for(self, missing: int) -> float | None:
         """Returns how many seconds a message of a worker that is missing and has gone may still take."""
-        workers = [worker for worker in self._session.control.workers() if missing >> worker.worker_id & 1]
         now = time.monotonic()
-        grace: list[float] = []
-        for worker in workers:
-            if worker.liveness == at.LOST:
-                grace.append(_LOST_SECONDS)
-            elif worker.liveness == at.GONE or worker.participation == at.LEFT:
-                grace.append(_LEFT_SECONDS)
+        grace = [
+            _LOST_SECONDS if worker.liveness == at.LOST else _LEFT_SECONDS
+            for worker in self._session.control.workers()
+            if missing >> worker.worker_id & 1 and (worker.liveness == at.LOST or worker.has_left)
+        ]
         if not grace:
             self._gone_since = now
             return None

@@ -76,11 +76,6 @@ def _pass(session: Session, number: int) -> None:
         session.barrier()
 
 
-def count_as_done(session: Session, steps: int) -> None:
-    """Counts the barriers of so many steps of a `Together` as passed: the others have, before this worker came."""
-    session.count_barriers(session.barriers + steps)
-
-
 def _header(page: npt.NDArray[np.uint8]) -> npt.NDArray[np.int64]:
     return page[:_HEADER_BYTES].view("int64")
 

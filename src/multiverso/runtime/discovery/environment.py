@@ -14,10 +14,10 @@ from typing import Literal
 from multiverso.errors import StartupError
 from multiverso.hosts.roster import Roster
 from multiverso.runtime.discovery import slurm_text
+from multiverso.wire.requests import OnLost
 from multiverso.wire.trust import SECRET_VARIABLE
 
 Starter = Literal["multiverso", "torchrun", "openmpi", "mpich", "slurm", "single"]
-OnLost = Literal["stop", "continue"]
 PORT_VARIABLE = "MULTIVERSO_PORT"
 
 # Slurm numbers the steps that are not launched by srun from the top: interactive, batch, extern, pending.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 import socket
 import time
 from dataclasses import dataclass, replace
@@ -10,7 +11,7 @@ from dataclasses import dataclass, replace
 from multiverso.deadline import Deadline
 from multiverso.errors import StartupError
 from multiverso.hosts.roster import Roster
-from multiverso.hosts.transport.addresses import ANY, listen_at
+from multiverso.hosts.transport.addresses import ADDRESS_VARIABLE, ANY, address_towards, listen_at
 from multiverso.runtime.discovery.environment import PORT_VARIABLE, JobInfo
 
 INSECURE_VARIABLE = "MULTIVERSO_INSECURE_FABRIC"
@@ -70,6 +71,18 @@ def open_port(port: int, number: int = 0) -> socket.socket:
                 f"the first host cannot listen for the others at port {port} ({error.strerror}): set {PORT_VARIABLE} "
                 "to a free one, the same in all workers"
             ) from error
+
+
+def own_address(leads: bool, first: str) -> str:
+    """Returns where the others reach this host: what its environment says, or where the way to the first one begins.
+
+    Raises:
+        StartupError: the first host cannot be found from here.
+    """
+    try:
+        return os.environ.get(ADDRESS_VARIABLE) or (first if leads else address_towards(first))
+    except OSError as error:
+        raise StartupError(f"the job's first host is {first}, which cannot be found from here: {error}") from error
 
 
 def complete(roster: Roster, first: tuple[str, int], credentials: str, mine: str) -> Roster:

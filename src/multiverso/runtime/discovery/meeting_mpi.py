@@ -20,10 +20,19 @@ from typing import Any
 
 from multiverso.errors import StartupError
 from multiverso.hosts.roster import Roster
-from multiverso.hosts.transport.addresses import ADDRESS_VARIABLE, address_towards, own_addresses, reachable
+from multiverso.hosts.transport.addresses import ADDRESS_VARIABLE, own_addresses, reachable
 from multiverso.hosts.transport.credentials import new_credentials
 from multiverso.runtime.discovery.environment import JobInfo
-from multiverso.runtime.discovery.meeting import INSECURE_VARIABLE, Found, Met, complete, distinct, key_of, open_port
+from multiverso.runtime.discovery.meeting import (
+    INSECURE_VARIABLE,
+    Found,
+    Met,
+    complete,
+    distinct,
+    key_of,
+    open_port,
+    own_address,
+)
 
 _LONGEST_CARD = 2048
 _LONGEST_WORD = 16_384
@@ -51,7 +60,7 @@ def meet_over_mpi(job: JobInfo, number: int, timeout_seconds: float) -> Met:
         address, port, text = _told(world, word, lead, until).split(" ", 2)
         found = None
         if job.local_id == 0:
-            mine = os.environ.get(ADDRESS_VARIABLE) or (address if roster.leads else address_towards(address))
+            mine = own_address(roster.leads, address)
             found = Found(complete(roster, (address, int(port)), text, mine), listening)
         undo.pop_all()
         return Met(key_of(job, roster.host, number), found)

@@ -11,10 +11,9 @@ import os
 
 from multiverso.errors import StartupError
 from multiverso.hosts.roster import Roster
-from multiverso.hosts.transport.addresses import ADDRESS_VARIABLE, address_towards
 from multiverso.hosts.transport.credentials import derived_credentials
 from multiverso.runtime.discovery.environment import JobInfo
-from multiverso.runtime.discovery.meeting import INSECURE_VARIABLE, Found, Met, complete, key_of, open_port
+from multiverso.runtime.discovery.meeting import INSECURE_VARIABLE, Found, Met, complete, key_of, open_port, own_address
 from multiverso.wire.trust import SECRET_VARIABLE
 
 _FIRST_PORT, _PORTS = 20_000, 10_000  # below those that systems give out by themselves
@@ -34,16 +33,9 @@ def meet_in_slurm(job: JobInfo, roster: Roster, number: int, secret: str) -> Met
     credentials = derived_credentials(secret, name, not os.environ.get(INSECURE_VARIABLE))
     port = job.ports[number % len(job.ports)] if job.ports else _port_of(name)
     first = roster.names[0]
-    mine = os.environ.get(ADDRESS_VARIABLE) or (first if roster.leads else _towards(first))
+    mine = own_address(roster.leads, first)
     listening = open_port(port, number) if roster.leads else None
     return Met(key, Found(complete(roster, (first, port), credentials.to_text(), mine), listening))
-
-
-def _towards(first: str) -> str:
-    try:
-        return address_towards(first)
-    except OSError as error:
-        raise StartupError(f"the job's first host is {first}, which cannot be found from here: {error}") from error
 
 
 def _port_of(name: str) -> int:

@@ -15,10 +15,18 @@ from typing import Any
 
 from multiverso.errors import StartupError
 from multiverso.hosts.roster import Roster
-from multiverso.hosts.transport.addresses import ADDRESS_VARIABLE, address_towards
 from multiverso.hosts.transport.credentials import new_credentials
 from multiverso.runtime.discovery.environment import JobInfo
-from multiverso.runtime.discovery.meeting import INSECURE_VARIABLE, Found, Met, complete, distinct, key_of, open_port
+from multiverso.runtime.discovery.meeting import (
+    INSECURE_VARIABLE,
+    Found,
+    Met,
+    complete,
+    distinct,
+    key_of,
+    open_port,
+    own_address,
+)
 
 
 def meet_over_store(job: JobInfo, number: int, timeout_seconds: float) -> Met:
@@ -39,7 +47,7 @@ def meet_over_store(job: JobInfo, number: int, timeout_seconds: float) -> Met:
         port, text = store.get("coordinator").split(" ", 1)
         names = distinct([store.get(f"name/{host}") for host in range(job.hosts)])
         workers = tuple(int(store.get(f"workers/{host}")) for host in range(job.hosts))
-        mine = os.environ.get(ADDRESS_VARIABLE) or (master if job.host == 0 else address_towards(master))
+        mine = own_address(job.host == 0, master)
         roster = complete(Roster(job.host, names, workers, (master, int(port))), (master, int(port)), text, mine)
         if roster.local[job.local_id] != job.worker_id or roster.workers_num != job.workers_num:
             raise StartupError(

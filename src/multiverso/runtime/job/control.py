@@ -114,8 +114,7 @@ class Control:
 
     def lost(self) -> list[int]:
         """Returns the workers that died, or exited without ``shutdown()``, the first one first (the node)."""
-        lost = {worker.worker_id for worker in self.workers() if worker.liveness == at.LOST}
-        return [worker_id for worker_id in tuple(self.lost_in_order) if worker_id in lost]
+        return [worker_id for worker_id in tuple(self.lost_in_order) if self.liveness(worker_id) == at.LOST]
 
     def settle(self, worker_id: int, liveness: int) -> None:
         """Marks a worker as lost or gone, and wakes all waiters (the node)."""

@@ -159,7 +159,7 @@ class WaitGraph(Struct, frozen=True):
             who = f"worker {worker.worker_id} ({worker.process}{again})"
             if worker.liveness == at.LOST:
                 lines.append(f"{who} is lost")
-            elif worker.participation == at.LEFT or worker.liveness == at.GONE:
+            elif worker.has_left:
                 lines.append(f"{who} has left")
             elif worker.wait is None:
                 lines.append(f"{who} is not waiting")

@@ -62,6 +62,11 @@ class WorkerState(Struct, frozen=True):
         return f"pid {self.pid} on {self.host}" if self.host else f"pid {self.pid}"
 
     @property
+    def has_left(self) -> bool:
+        """It has left in order, or its node has seen that it did."""
+        return self.participation == at.LEFT or self.liveness == at.GONE
+
+    @property
     def is_live(self) -> bool:
         """Alive and not left: others wait for it."""
         return self.liveness == at.ALIVE and self.participation == at.ACTIVE

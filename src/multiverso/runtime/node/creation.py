@@ -15,7 +15,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from multiverso.errors import MultiversoError, OutOfMemoryError, TableMismatchError, WorkerLostError
-from multiverso.layout import words as at
 from multiverso.runtime.job.control import Control
 from multiverso.runtime.job.wait_graph import names
 from multiverso.runtime.node.catalogue import Catalogue, Key, Piece, Spec, words
@@ -87,22 +86,22 @@ class Creations:
         self._creations: dict[Key, Creation] = {}
         self._doomed: dict[int, Piece] = {}  # by the worker that still writes it
 
-    def ask(self, connection: Connection, request: MemoryRequest, key: Key, spec: Spec, mode: str) -> None:
+    def ask(self, key: Key, asked: Asked) -> None:
         """A worker asks for a table or plain memory; it is answered when everybody whom that concerns has asked.
 
         Raises:
             TableMismatchError: it exists already, and is another.
         """
-        worker_id = connection.attached_id
-        connection.enrolled_in = None
+        worker_id = asked.connection.attached_id
+        asked.connection.enrolled_in = None
         self._writes_no_more(worker_id)
         creation = self._creations.get(key)
         if creation is None:
             piece = self._catalogue.find(key)
             if piece is not None:
-                check_equal(piece, spec)
-                self._hand_over(connection, request, piece, late=True)
-                connection.reply(request.id, {"turn": False})
+                check_equal(piece, asked.spec)
+                self._hand_over(asked, piece, late=True)
+                asked.connection.reply(asked.request.id, {"turn": False})
                 return
             if self._catalogue.is_over(key):
                 raise TableMismatchError(
@@ -114,10 +113,10 @@ class Creations:
             self._void(creation, worker_id)  # its first call was interrupted, and did not say so
             creation = self._creations.setdefault(key, Creation(key))  # again where it came to nothing
         if creation.piece is not None and not creation.by_order:
-            check_equal(creation.piece, spec)
-        creation.waiting[worker_id] = Asked(connection, request, spec, mode)
+            check_equal(creation.piece, asked.spec)
+        creation.waiting[worker_id] = asked
         if creation.piece is not None:
-            self._hand_over(connection, request, creation.piece)
+            self._hand_over(asked, creation.piece)
         self._proceed(creation)
 
     def initialised(self, worker_id: int) -> None:
@@ -177,7 +176,7 @@ class Creations:
                 asked.connection.refuse(asked.request.id, error)
                 del creation.waiting[worker_id]
                 continue
-            self._hand_over(asked.connection, asked.request, piece)
+            self._hand_over(asked, piece)
         creation.creators = sorted(creation.waiting)
         self._done(creation)
 
@@ -222,7 +221,7 @@ class Creations:
 
     def _is_complete(self, creation: Creation) -> bool:
         """By order: whether every live worker has asked for the same; refuses when that cannot come to be."""
-        lost = self._lost()
+        lost = self._control.lost()
         if lost and self._fixed and not self._control.continues:
             self._refuse(creation, lost_error(lost, f"before {words(creation.key)} was created"))
             return False
@@ -252,23 +251,23 @@ class Creations:
             return (masters or waiting)[:1]
         return waiting
 
-    def _hand_over(self, connection: Connection, request: MemoryRequest, piece: Piece, late: bool = False) -> None:
+    def _hand_over(self, asked: Asked, piece: Piece, late: bool = False) -> None:
         """Tells a worker where a piece is.
 
         The worker takes part from here on, before anyone continues: a round or a clock must not go ahead without
         one that has created the table with the others, but is slow to read this. A late one enrols itself once
         it has mapped the memory, which can take long: the others need not wait for that.
         """
-        worker_id = connection.attached_id
+        worker_id = asked.connection.attached_id
         enrol = self._catalogue.hold(piece, worker_id)
         shard = piece.shard
         if enrol:
-            connection.enrolled_in = piece.number
+            asked.connection.enrolled_in = piece.number
         if shard is not None and enrol and not late:
             shard.enrol(worker_id)
         where = {"number": piece.number, "offset": piece.offset, "size": piece.size}
         how = {"workers": shard.workers, "mode": shard.mode} if shard else {"workers": 0, "mode": 0}
-        connection.reply(request.id, {**where, **how, "enrol": enrol and late})
+        asked.connection.reply(asked.request.id, {**where, **how, "enrol": enrol and late})
 
     # -- what goes wrong --------------------------------------------------------------------------------------
 
@@ -309,7 +308,7 @@ class Creations:
 
     def dropped(self, worker_id: int) -> None:
         """A worker has left or is lost: creations that waited for it continue or fail."""
-        lost = self._lost()
+        lost = self._control.lost()
         self._writes_no_more(worker_id)
         for creation in list(self._creations.values()):
             if lost and not self._control.continues:
@@ -344,10 +343,6 @@ class Creations:
         piece = self._doomed.pop(worker_id, None)
         if piece is not None:
             self._catalogue.release(piece)
-
-    def _lost(self) -> list[int]:
-        control = self._control
-        return [i for i in range(control.capacity) if control.liveness(i) == at.LOST]
 
 
 def lost_error(lost: list[int], when: str) -> WorkerLostError:

@@ -137,7 +137,7 @@ class Membership:
         """All workers have left, and call `init` again: nothing of the last job is left."""
         old = self._memory
         if self._replaces:
-            self._missed |= set(self.lost()) - self._ended
+            self._missed |= set(self.control.lost()) - self._ended
         old.catalogue.end_reading()
         self._begin()
         self.had_workers = False
@@ -157,10 +157,6 @@ class Membership:
         self.control.notify()
         self.attached.clear()
         self.catalogue.unused = None
-
-    def lost(self) -> list[int]:
-        """Returns the workers that died, or exited without ``shutdown()``, the first one first."""
-        return self.control.lost()
 
     @property
     def memory(self) -> int:
@@ -225,10 +221,10 @@ class Membership:
         """All have gone; but one that comes after another's death at the start is still of the same run."""
         if self.workers_num is None or self.attached or not self.had_workers:
             return False
-        return not self.lost() or self._numbers.free(wish) is None
+        return not self.control.lost() or self._numbers.free(wish) is None
 
     def _admit(self, connection: Connection, request: Attach, worker_id: int) -> None:
-        if self._replaces_lost(worker_id):
+        if self.workers_num is not None and self.control.liveness(worker_id) == at.LOST:  # its place is taken again
             self._incarnations[worker_id] = self._incarnations.get(worker_id, 0) + 1
             self._ended.discard(worker_id)
             self._hosts.replaced(worker_id)
@@ -238,7 +234,7 @@ class Membership:
             self.catalogue.forget(worker_id)
             self.control.admit(worker_id, connection.pid)
         connection.worker_id, connection.life = worker_id, None
-        self.attached[worker_id] = Attached(connection, pid=connection.pid)
+        self.attached[worker_id] = Attached(connection)
         self.had_workers = True
         self._deaths.watch_process(worker_id, connection.pid)
         body: Message = {
@@ -249,9 +245,6 @@ class Membership:
             **self._hosts.facts_for_worker(),
         }
         connection.reply(request.id, body, (self._memory.heap.descriptor,))
-
-    def _replaces_lost(self, worker_id: int) -> bool:
-        return self.workers_num is not None and self.control.liveness(worker_id) == at.LOST
 
     def ready(self, connection: Connection, request: Ready) -> None:
         """The worker holds its life lock; it is answered once all are there."""
@@ -270,7 +263,7 @@ class Membership:
         self._answer_ready()
 
     def _answer_ready(self) -> None:
-        lost = self.lost()
+        lost = self.control.lost()
         if lost and not self.control.continues:
             for connection, request in self._waiting_ready:
                 connection.refuse(request.id, lost_error(lost, "while the job was starting"))
@@ -305,12 +298,8 @@ class Membership:
             self._deaths.withdraw(connection.life)
         self.forget(connection)
         connection.worker_id = connection.life = None
-        self.attached[worker_id] = Attached(connection, pid=connection.pid, withdrawn=True)
+        self.attached[worker_id] = Attached(connection, withdrawn=True)
         connection.reply(request.id, {"withdrawn": True})
-
-    def goes_on_without(self) -> bool:
-        """Returns whether this run continues when a worker dies, whatever its node was to do. From any thread."""
-        return self.control.continues
 
     def has_missed(self, worker_id: int) -> bool:
         """Returns whether a worker died in a job that was over before another process came for it. From any thread."""
@@ -319,7 +308,7 @@ class Membership:
     def process_ended(self, worker_id: int, pid: int) -> None:
         """A worker's process has ended: if it had its number and no life lock, that is the only sign of it."""
         worker = self.attached.get(worker_id)
-        if worker is not None and worker.pid == pid and worker.connection.life is None:
+        if worker is not None and worker.connection.pid == pid and worker.connection.life is None:
             self.settle(worker_id, at.LOST)
 
     def forget(self, connection: Connection) -> None:
@@ -332,7 +321,7 @@ class Membership:
         """A worker's process has ended; if it never attached, the others need not wait for it."""
         self._ended.add(worker_id)
         if worker_id in self.attached:
-            self.process_ended(worker_id, self.attached[worker_id].pid)
+            self.process_ended(worker_id, self.attached[worker_id].connection.pid)
         self._mark_absent(worker_id)
 
     def _mark_absent(self, worker_id: int) -> None:
@@ -364,9 +353,10 @@ class Membership:
     def _taken(self, wish: int | None, pid: int) -> str:
         """Returns why there is no place for a process, in words."""
         for worker_id, worker in self.attached.items():
-            if is_child(pid, worker.pid):
+            parent = worker.connection.pid
+            if is_child(pid, parent):
                 return (
-                    f"process {pid} is a child of worker {worker_id} (process {worker.pid}), whose place in the job it "
+                    f"process {pid} is a child of worker {worker_id} (process {parent}), whose place in the job it "
                     "has no part in: use multiverso in the worker alone and give the child what it needs; for a job of "
                     "its own start it without MULTIVERSO_NODE and MULTIVERSO_WORKER_ID in its environment"
                 )

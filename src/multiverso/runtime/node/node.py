@@ -55,6 +55,7 @@ class Node(InProcess):
     """
 
     _over = True  # nothing has begun
+    _poll: select.epoll  # the serving thread's, from its beginning
 
     def __init__(
         self,
@@ -83,7 +84,6 @@ class Node(InProcess):
         self._membership: Membership | None = None
         self._served: Requests | None = None
         self._failed: Exception | None = None
-        self._poll: select.epoll | None = None
         self._thread = threading.Thread(target=self._serve, name="multiverso-node", daemon=True)
         self._over = False
         try:
@@ -149,7 +149,7 @@ class Node(InProcess):
 
     def lost_workers(self) -> list[int]:
         """Returns the workers that died, or exited without ``shutdown()``, the first one first."""
-        return self._members.lost()
+        return self._members.control.lost()
 
     def may_be_replaced(self, worker_id: int) -> bool:
         """Whether there is something left to do for a new process in the place of a worker whose process has failed.
@@ -160,7 +160,7 @@ class Node(InProcess):
         """
         left = self._members.control.participation(worker_id) == at.LEFT
         over = self.has_ended or left or self._members.has_missed(worker_id)
-        return not over and self._members.goes_on_without()
+        return not over and self._members.control.continues
 
     def absent(self, worker_id: int) -> None:
         """Notes that a worker's process has ended and none replaces it: the others need not wait for it any more."""
@@ -226,7 +226,7 @@ class Node(InProcess):
                         self._members.process_ended(worker_id, pid)
                         self._notice_end()
                 elif descriptor in self._connections:  # one batch may hold two events of a closed one
-                    self._read(poll, self._connections[descriptor])
+                    self._read(self._connections[descriptor])
 
     def _end(self) -> None:
         self._closing.set()
@@ -242,7 +242,7 @@ class Node(InProcess):
         if self._linger is not None:
             self._linger()
 
-    def _read(self, poll: select.epoll, connection: Connection) -> None:
+    def _read(self, connection: Connection) -> None:
         """Serves one message. Whatever goes wrong concerns this connection only."""
         try:
             received = messages.receive(connection.socket)
@@ -261,11 +261,11 @@ class Node(InProcess):
         except Exception:
             traceback.print_exc(file=sys.stderr)
             log(f"the connection of process {connection.pid} was closed after the error above")
-        self._disconnect(poll, connection)
+        self._disconnect(connection)
 
-    def _disconnect(self, poll: select.epoll, connection: Connection) -> None:
+    def _disconnect(self, connection: Connection) -> None:
         """The socket's end. It says nothing about a worker that holds its life lock: that has a watcher."""
-        poll.unregister(connection.socket.fileno())
+        self._poll.unregister(connection.socket.fileno())
         del self._connections[connection.socket.fileno()]
         connection.socket.close()
         self._members.forget(connection)
@@ -294,8 +294,7 @@ class Node(InProcess):
         """Serves what a worker said before its end, which its life lock may report before its messages are read."""
         descriptor = connection.socket.fileno()
         while self._connections.get(descriptor) is connection and messages.waiting(connection.socket):
-            assert self._poll is not None
-            self._read(self._poll, connection)
+            self._read(connection)
 
     def _settle(self, worker_id: int, liveness: int) -> None:
         worker = self._members.attached.get(worker_id)

@@ -23,7 +23,6 @@ class Attached:
 
     connection: Connection
     ready: bool = False
-    pid: int = 0
     withdrawn: bool = False  # its `init` was interrupted; its process is there, and may return
 
 

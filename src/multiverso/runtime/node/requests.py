@@ -8,6 +8,7 @@ from typing import Any
 from multiverso.errors import MultiversoError, StartupError
 from multiverso.runtime.node.catalogue import Catalogue
 from multiverso.runtime.node.connection import Connection
+from multiverso.runtime.node.creation import Asked
 from multiverso.runtime.node.entrance import Entrance
 from multiverso.runtime.node.hosts import Hosts
 from multiverso.runtime.node.membership import Membership
@@ -78,10 +79,10 @@ class Requests:
                 if spec.name is None and request.order is None:
                     raise StartupError("a table has a name, or a number in the order of creation")
                 key = ("name", spec.name) if spec.name is not None else ("order", request.order or 0)
-                members.creations.ask(connection, request, key, spec, members.mode)
+                members.creations.ask(key, Asked(connection, request, spec, members.mode))
             case asked.Share():
                 memory = MemorySpec.from_message(request.spec)
-                members.creations.ask(connection, request, ("memory", memory.name), memory, "")
+                members.creations.ask(("memory", memory.name), Asked(connection, request, memory, ""))
             case asked.Initialised():
                 members.creations.initialised(connection.attached_id)
             case asked.Close():

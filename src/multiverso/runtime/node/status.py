@@ -11,9 +11,7 @@ from multiverso.runtime.job.processes import note_of
 from multiverso.runtime.node.hosts import Hosts
 from multiverso.runtime.node.membership import Membership
 
-_LIVENESS = {at.ALIVE: "alive", at.LOST: "lost", at.GONE: "left"}
-
-
+_LIVENESS = {at.ALIVE: "alive", at.LOST: "lost"}
 _UNKNOWN = {"program": "", "cpu_seconds": 0.0, "resident_bytes": 0, "logged": None}
 
 
@@ -39,7 +37,7 @@ def status_of(address: str, began: float, members: Membership, hosts: Hosts) -> 
                 "id": worker.worker_id,
                 "pid": worker.pid,
                 "host": worker.host or None,
-                "state": "left" if worker.participation == at.LEFT else _LIVENESS.get(worker.liveness, "free"),
+                "state": "left" if worker.has_left else _LIVENESS.get(worker.liveness, "free"),
                 "waiting_for": graph.name_of(wait) if wait else None,
                 "waiting_seconds": (now - wait.since_ns) / 1e9 if wait else 0.0,
                 "needs": graph.missing(wait) if wait else [],

@@ -129,7 +129,7 @@ class NodeLink:
     def more(self, deadline: float, what: str, look: Callable[[], None] | None = None) -> tuple[Message, list[int]]:
         """Waits for the next answer to the last request."""
         while True:
-            if select.select([self.connection], [], [], self._slice(deadline))[0]:
+            if select.select([self.connection], [], [], max(0.0, min(_SLICE_SECONDS, deadline - time.monotonic())))[0]:
                 try:
                     received = messages.receive(self.connection, self._descriptors)
                 except ValueError as error:
@@ -149,14 +149,10 @@ class NodeLink:
             if look is not None:
                 look()
             elif time.monotonic() >= deadline:
-                raise WaitTimeoutError(f"gave up waiting for {what}: {self._who_is_missing()}")
-
-    @staticmethod
-    def _slice(deadline: float) -> float:
-        return max(0.0, min(_SLICE_SECONDS, deadline - time.monotonic()))
-
-    def _who_is_missing(self) -> str:
-        return "the node did not answer in time; `multiverso top` shows which workers are there"
+                raise WaitTimeoutError(
+                    f"gave up waiting for {what}: the node did not answer in time; `multiverso top` shows which "
+                    "workers are there"
+                )
 
     def _send(self, message: Request | Message, number: int) -> None:
         body = message if isinstance(message, dict) else message_of(message)

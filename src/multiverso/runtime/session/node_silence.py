@@ -78,11 +78,8 @@ def holders(address: str) -> list[int]:
         inode = listening_sockets().get(address)
     except OSError:
         return []  # no /proc
-    return [pid for pid in _processes() if f"socket:[{inode}]" in _targets(pid)] if inode else []
-
-
-def _processes() -> list[int]:
-    return [int(entry) for entry in os.listdir("/proc") if entry.isdigit()]
+    processes = map(int, filter(str.isdigit, os.listdir("/proc"))) if inode else ()
+    return [pid for pid in processes if f"socket:[{inode}]" in _targets(pid)]
 
 
 def _targets(pid: int) -> set[str]:

@@ -133,7 +133,7 @@ class Patience:
         workers = [w for w in control.workers() if w.liveness == at.LOST]
         how = "died, or exited without shutdown(),"
         if not workers:  # a reduction needs everybody, whom the others have not lost
-            workers = [w for w in control.workers() if w.participation == at.LEFT or w.liveness == at.GONE]
+            workers = [w for w in control.workers() if w.has_left]
             how = "left in order"
         lost = [w.worker_id for w in workers]
         who = f"{names(lost)} ({_processes(workers)})" if lost else "a worker whose place is taken again"

@@ -36,16 +36,13 @@ from multiverso.hosts.control.messages import (
 from multiverso.hosts.roster import Roster
 from multiverso.layout import words as at
 from multiverso.runtime.job.control import Control
-from multiverso.runtime.node.catalogue import Catalogue, Key, Piece, Spec, words
+from multiverso.runtime.node.catalogue import Catalogue, Key, Piece, words
 from multiverso.runtime.node.connection import Connection
-from multiverso.runtime.node.creation import Creation, Creations, differs
+from multiverso.runtime.node.creation import Asked, Creation, Creations, differs
 from multiverso.spec.table import TableSpec
-from multiverso.wire.requests import MemoryRequest
 
 if TYPE_CHECKING:
     from multiverso.runtime.several_hosts.exchanged_tables import ExchangedTables
-
-_Late = tuple[Connection, MemoryRequest, Key, Spec, str]
 
 
 class HostCreations(Creations):
@@ -64,7 +61,7 @@ class HostCreations(Creations):
         self._copies = copies
         self._writers_of: dict[Key, list[int]] = {}  # whose initial value counts
         # tables that no worker here has any more, and requests for them that have come since
-        self._unused: dict[int, list[_Late]] = {}
+        self._unused: dict[int, list[Asked]] = {}
         self._parting: dict[int, Piece] = {}
         catalogue.unused = self._tell_unused
 
@@ -183,15 +180,15 @@ class HostCreations(Creations):
         self._unused[piece.number] = []
         self._copies.report(Unused(piece.key, piece.number, piece.closing))
 
-    def ask(self, connection: Connection, request: MemoryRequest, key: Key, spec: Spec, mode: str) -> None:
+    def ask(self, key: Key, asked: Asked) -> None:
         """As on one host; but what the others may be about to free is handed out only when the coordinator says so."""
         piece = None if key in self._creations else self._catalogue.find(key)
         if piece is None or piece.number not in self._unused:
-            super().ask(connection, request, key, spec, mode)
+            super().ask(key, asked)
             return
-        self._forget_late(connection)  # its first call was interrupted, and did not say so
+        self._forget_late(asked.connection)  # its first call was interrupted, and did not say so
         late = self._unused[piece.number]
-        late.append((connection, request, key, spec, mode))
+        late.append(asked)
         if len(late) == 1:
             self._copies.report(Used(key, piece.number))
 
@@ -213,29 +210,29 @@ class HostCreations(Creations):
             self._parting[number] = kept
             self._copies.part(number, lambda: self._copies.report(Parted(key, number)))
         for asked in late:
-            connection, request = asked[:2]
-            if connection.worker_id is None:
+            if asked.connection.worker_id is None:
                 continue  # it is gone
             try:
-                self.ask(*asked)
+                self.ask(key, asked)
             except MultiversoError as error:
-                connection.refuse(request.id, error)
+                asked.connection.refuse(asked.request.id, error)
         if is_used and kept is not None and not kept.holders:
             self._tell_unused(kept)
 
     def _enter_rounds(self, number: int, here: bool) -> None:
         """A synchronous table that no worker of this host had: its rounds wait, and those who ask for it join them."""
         late, kept = self._unused.pop(number, []), self._catalogue.piece(number)
-        for connection, request, key, spec, _mode in late:
+        for asked in late:
+            connection, request = asked.connection, asked.request
             if connection.worker_id is None or kept is None:
                 continue  # it is gone
             if not here:
-                connection.refuse(request.id, _nobody_has(key))
-            elif kept.spec != spec:
-                connection.refuse(request.id, differs(kept, spec))
+                connection.refuse(request.id, _nobody_has(kept.key))
+            elif kept.spec != asked.spec:
+                connection.refuse(request.id, differs(kept, asked.spec))
             else:
                 # with an updater the values after a round are made by workers: there has to be one for the next
-                self._hand_over(connection, request, kept, late=kept.shard is None or kept.shard.spec.updater == "add")
+                self._hand_over(asked, kept, late=kept.shard is None or kept.shard.spec.updater == "add")
                 connection.reply(request.id, {"turn": False})
         self._copies.release(number)
         if kept is not None and not kept.holders:
@@ -243,7 +240,7 @@ class HostCreations(Creations):
 
     def _forget_late(self, connection: Connection) -> None:
         for late in self._unused.values():
-            late[:] = [asked for asked in late if asked[0] is not connection]
+            late[:] = [asked for asked in late if asked.connection is not connection]
 
     def cancel(self, connection: Connection, why: str | None) -> None:
         """A worker no longer waits."""

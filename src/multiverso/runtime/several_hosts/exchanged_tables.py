@@ -98,28 +98,26 @@ class ExchangedTables:
                 self._join_rounds(number, shard, overwritten)
             else:
                 self._join_copies(number, shard)
+            self._attached.add(number)
+            self.joined.add(number)
 
         self.mover.do(join, then)
 
     def _join_rounds(self, number: int, shard: Shard, overwritten: Mapping[int, int] | None) -> None:
         control = self._control.address
         self.fabric.attach_rounds(number, shard, control, self._roster.local, overwritten)
-        self._attached.add(number)
-        self.joined.add(number)
         if self._follower is None:
-            self._follower = Follower(control, "rounds", self.fabric.follow_rounds, self.mover.broken)
+            self._follower = Follower(control, "rounds", self.fabric.follow_rounds, self.mover)
 
     def _join_copies(self, number: int, shard: Shard) -> None:
         if shard.consistency.has_clocks and self._clocks is None:
             # others report theirs as soon as this host is attached
             self._clocks = Clocks(
-                self._control.address, self._roster.local, self.shards, self.fabric, self._tell, self.mover.broken
+                self._control.address, self._roster.local, self.shards, self.fabric, self._tell, self.mover
             )
         how = self.exchange.of_table(shard.spec.wire, shard.spec.every)
         rule = how.rule_of(np.dtype(shard.spec.dtype))
         self.fabric.attach(number, shard, wire=how.wire, every=how.every, rule=rule, control=self._control.address)
-        self._attached.add(number)
-        self.joined.add(number)
         if shard.consistency.has_clocks and self._clocks is not None:
             self._clocks.follow(number)
 

@@ -20,7 +20,7 @@ from multiverso.kernels.between_hosts import node as chained_node
 from multiverso.layout import words as at
 from multiverso.memory.words import load32
 from multiverso.runtime.several_hosts.mirror import read_progress, write_progress
-from multiverso.runtime.several_hosts.moving import move_deadline
+from multiverso.runtime.several_hosts.moving import Mover, move_deadline
 from multiverso.shards.shard import Shard
 
 _LONGEST_SECONDS = 0.5
@@ -33,16 +33,14 @@ class Follower:
         control: address of the control segment, whose event word is watched.
         name: what is followed.
         look: returns the seconds after which it wants to be called without an event, or None.
-        gone_wrong: called with an error that ends it.
+        mover: whose node ends if this thread does.
     """
 
-    def __init__(
-        self, control: int, name: str, look: Callable[[], float | None], gone_wrong: Callable[[Exception], None]
-    ) -> None:
-        self._control, self._look, self._gone_wrong = control, look, gone_wrong
+    def __init__(self, control: int, name: str, look: Callable[[], float | None], mover: Mover) -> None:
+        self._control, self._look = control, look
         self._sleep, self._wake = chained_node.sleep.compiled(), waits.wake.compiled()
         self._closing = threading.Event()
-        self._thread = threading.Thread(target=self._run, name=f"multiverso-hosts-{name}", daemon=True)
+        self._thread = mover.thread(f"multiverso-hosts-{name}", self._run)
         self._thread.start()
 
     def wake(self) -> None:
@@ -61,12 +59,7 @@ class Follower:
     def _run(self) -> None:
         while not self._closing.is_set():
             event = load32(self._control + at.EVENT)
-            try:
-                wait = self._look()
-            except Exception as error:
-                if not self._closing.is_set():
-                    self._gone_wrong(error)
-                return
+            wait = self._look()
             seconds = _LONGEST_SECONDS if wait is None else min(wait, _LONGEST_SECONDS)
             if not self._closing.is_set():
                 self._sleep(self._control, event, int(seconds * 1e9))
@@ -81,7 +74,7 @@ class Clocks:
         shards: returns the tables by number.
         fabric: moves their values.
         tell: reports to the coordinator.
-        gone_wrong: called with an error that ends it.
+        mover: whose node ends if this thread does.
     """
 
     def __init__(
@@ -91,7 +84,7 @@ class Clocks:
         shards: Callable[[], Mapping[int, Shard]],
         fabric: Fabric,
         tell: Callable[[Report], None],
-        gone_wrong: Callable[[Exception], None],
+        mover: Mover,
     ) -> None:
         self._local, self._shards = list(local), shards
         self._fabric, self._tell = fabric, tell
@@ -99,7 +92,7 @@ class Clocks:
         self._reported: Reached = {}
         self._received: Reached = {}
         self._lock = threading.Lock()
-        self._follower = Follower(control, "clocks", self._look, gone_wrong)
+        self._follower = Follower(control, "clocks", self._look, mover)
         self.close, self.join = self._follower.close, self._follower.join
 
     def follow(self, number: int) -> None:

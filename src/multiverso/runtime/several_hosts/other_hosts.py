@@ -54,7 +54,6 @@ from multiverso.hosts.roster import Roster
 from multiverso.hosts.transport.channel import FAR
 from multiverso.hosts.transport.listener import open_port
 from multiverso.hosts.values.options import ExchangeOptions
-from multiverso.layout import words as at
 from multiverso.node_log import log
 from multiverso.runtime.job.control import Control
 from multiverso.runtime.job.options import check_exchange
@@ -265,9 +264,6 @@ class OtherHosts(Hosts):
         if lost and not self.control.continues:
             self._questions.refuse(lost_error(lost, "before it had sent what others wait for"))
 
-    def _anybody_lost(self) -> bool:
-        return any(worker.liveness == at.LOST for worker in self.control.workers())
-
     def forget(self, connection: Connection) -> None:
         """A process no longer waits for an answer."""
         self._questions.forget(connection)
@@ -299,7 +295,7 @@ class OtherHosts(Hosts):
                 self._questions.answer(order)
             case Alone():
                 if not self.over.is_set() and (self.control.continues or not self._lost):
-                    if self.control.continues or not self._anybody_lost():  # or all know why it ends
+                    if self.control.continues or not self.control.lost():  # or all know why it ends
                         log(order.why)
                     end()
             case Make() | Begin() | Drop() | Used() | Part() | Free():
