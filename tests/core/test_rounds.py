@@ -347,3 +347,22 @@ def test_a_training_run_has_the_same_bits_whatever_the_timing() -> None:
     results = json.loads(done.stdout.splitlines()[-1])
     assert len(results) == 2
     assert len({tuple(said) for run in results for said in run}) == 1
+
+
+@pytest.mark.parametrize("options", [{"sync": True}, {"staleness": 0}, {}], ids=str)
+def test_who_opens_a_table_by_name_after_its_first_rounds_says_so(
+    options: dict[str, Any], capfd: pytest.CaptureFixture[str]
+) -> None:
+    read = threading.Event()
+
+    def work(session: Session) -> None:
+        if session.worker_id:
+            assert read.wait(60)
+        table = mv.ArrayTableHandler(2, name="weights", session=session)
+        table.add([1, 1])
+        table.get()
+        read.set()
+
+    together(work, 2, **options)
+    said = [line for line in capfd.readouterr().err.splitlines() if "has opened table 'weights'" in line]
+    assert len(said) == bool(options)

@@ -259,6 +259,12 @@ def test_options_are_checked(arguments: dict[str, Any], words: str) -> None:
         mv.run(os.getpid, **arguments)
 
 
+def test_numbers_of_numpy_are_numbers_and_an_environment_has_texts() -> None:
+    assert mv.run(os.getpid, workers=np.int64(1), hosts=np.int64(1))  # type: ignore[call-overload]
+    with pytest.raises(TypeError, match=r"env has texts by their names.*got {'OMP_NUM_THREADS': 1}"):
+        mv.run(os.getpid, 1, env={"OMP_NUM_THREADS": 1})  # type: ignore[dict-item]
+
+
 def test_no_function_is_a_type_error() -> None:
     with pytest.raises(TypeError, match="expected a function, got int"):
         mv.run(3)  # type: ignore[arg-type]

@@ -197,6 +197,8 @@ def test_a_file_whose_writer_was_killed_is_shown_without_its_last_line(tmp_path:
     path = tmp_path / "run.jsonl"
     path.write_bytes(path.read_bytes()[:-10])
     assert run("page", "run.jsonl", "--export", "cut.html", cwd=tmp_path).returncode == 0
+    done = run("page", "run.jsonl", "--export", "nowhere/cut.html", cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (2, "multiverso: nowhere/cut.html: No such file or directory\n")
     path.write_bytes(path.read_bytes().replace(b'"at":', b'"at":x', 1))
     done = run("page", "run.jsonl", "--export", "bad.html", cwd=tmp_path)
     assert (done.returncode, "run.jsonl, line 2" in done.stderr) == (2, True)

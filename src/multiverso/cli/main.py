@@ -333,9 +333,12 @@ def _or_complain(action: Callable[[], int]) -> int:
     except (StartupError, OutOfMemoryError, SnapshotError) as error:
         click.echo(f"multiverso: {error}", err=True)
     except OSError as error:
-        if error.errno not in NONE_LEFT:
+        if error.errno in NONE_LEFT:
+            click.echo(f"multiverso: {error.strerror}; {HOW_TO_GET_MORE}", err=True)
+        elif error.filename is not None:
+            click.echo(f"multiverso: {error.filename}: {error.strerror}", err=True)
+        else:
             raise
-        click.echo(f"multiverso: {error.strerror}; {HOW_TO_GET_MORE}", err=True)
     except RuntimeError as error:
         if "new thread" not in str(error):  # what Python says where the system gives it none
             raise

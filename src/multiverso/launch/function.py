@@ -5,6 +5,7 @@ import sys
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
+from operator import index
 from pathlib import Path
 from typing import IO, Any, TypedDict, TypeVar, TypeVarTuple, Unpack, overload
 
@@ -110,9 +111,10 @@ def run(
         >>> mv.run(job, workers=2, args=(10,))
         [10, 11]
     """
-    check_call("multiverso.run", function, args, workers, timeout_seconds, on_failure, replace)
+    check_call("multiverso.run", function, args, workers, timeout_seconds, on_failure, replace, env)
     if not hasattr(hosts, "__index__") or not 1 <= hosts <= workers:
         raise StartupError(f"multiverso.run: hosts is {hosts!r}; it must be from 1 to the {workers} workers.")
+    workers, hosts = index(workers), index(hosts)  # NumPy's, too
     with ExitStack() as stack:
         call = stack.enter_context(open(os.memfd_create("multiverso-call"), "w+b"))
         answers = [stack.enter_context(open(os.memfd_create("multiverso-answer"), "w+b")) for _ in range(workers)]
@@ -183,6 +185,7 @@ def check_call(
     timeout_seconds: float | None,
     on_failure: OnFailure,
     replace: int = 0,
+    env: object = None,
 ) -> None:
     """Refuses what makes no sense, in the name of the function that was called.
 
@@ -199,6 +202,10 @@ def check_call(
         raise TypeError(f"{what}: args is a tuple of arguments, args=({args!r},) for one; got {type(args).__name__}.")
     if not hasattr(workers, "__index__") or not 1 <= workers <= MAX_WORKERS:
         raise StartupError(f"{what}: workers is {workers!r}; it must be from 1 to {MAX_WORKERS}.")
+    if env is not None and not (
+        isinstance(env, Mapping) and all(isinstance(text, str) for pair in env.items() for text in pair)
+    ):
+        raise TypeError(f"{what}: env has texts by their names, such as {{'OMP_NUM_THREADS': '1'}}; got {env!r:.200}")
     if timeout_seconds is not None:
         try:
             checked_seconds(timeout_seconds, positive=True)

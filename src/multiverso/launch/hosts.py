@@ -171,6 +171,8 @@ def tell_end(options: RunOptions, result: JobResult, names: Sequence[str], last_
         _say(f"{name} could not be reached by `{options.ssh}`, or the connection to it ended.{_quoted(said)}")
     elif culprit.signal is not None and not culprit.ended_by_us:
         _say(f"{name} (pid {culprit.pid}) was killed by {culprit.signal}; the others were ended.")
+    elif any(last_words(end.worker_id).startswith("multiverso: worker ") for end in result.exits):
+        return  # the host that it was on has said it
     elif culprit.code == _IN_CONSEQUENCE or culprit.ended_by_us:  # or all that is known of them is that they left
         _say(
             "no host says what failed first: its launcher was ended by SIGTERM, or a worker ended with exit code 0 and "

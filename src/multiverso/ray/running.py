@@ -92,7 +92,7 @@ def run(
         WaitTimeoutError: the time is over; all workers were ended.
         StartupError: the options make no sense, or the cluster does not have the resources.
     """
-    check_call("multiverso.ray.run", function, args, workers, timeout_seconds, on_failure, replace)
+    check_call("multiverso.ray.run", function, args, workers, timeout_seconds, on_failure, replace, env)
     if max_restarts < 0:
         raise StartupError(f"multiverso.ray.run: max_restarts is {max_restarts}; it must be 0 or more.")
     if not host_grace > 0:

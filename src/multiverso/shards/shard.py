@@ -266,6 +266,10 @@ class Shard(Struct, frozen=True, dict=True):
         """The round that a worker's first read ends, or one before it if that continues without the worker."""
         return load64(self.line(worker_id) + at.STAGED) // int(self.header["chunk_count"]) + 1
 
+    def clock(self, worker_id: int) -> int:
+        """How many ticks a worker has done, or was given when it came."""
+        return load64(self.line(worker_id) + at.CLOCK)
+
     def needs(self, worker_id: int) -> bool:
         """Returns whether an unfinished round may still ask for what a worker that is gone has staged."""
         last = self.committed * int(self.header["chunk_count"])

@@ -19,6 +19,7 @@ from multiverso.runtime.session.node_link import NodeLink
 from multiverso.runtime.session.patience import Patience
 from multiverso.runtime.session.replacing import await_the_others
 from multiverso.runtime.session.view import SessionView
+from multiverso.saying import say
 from multiverso.shards.shard import Shard
 from multiverso.spec.table import MemorySpec, TableSpec
 from multiverso.wire.messages import Message
@@ -75,6 +76,7 @@ class Holdings:
             shards[:] = [Shard(segment, spec, int(answer["workers"]), int(answer["mode"]))]
             if answer["enrol"]:
                 shards[0].enrol(self._session.worker_id, self._others())
+                self._say_if_late(shards[0], what)
 
         def write(clear: bool, last: bool, of: int) -> None:
             if clear:
@@ -95,6 +97,16 @@ class Holdings:
                 self._session.control.notify()
             raise
         return number, shards[0]
+
+    def _say_if_late(self, shard: Shard, what: str) -> None:
+        """Rounds and clocks go on without who has not opened the table: what comes of them depends on when it does."""
+        session = self._session
+        late = shard.first_round(session.worker_id) > 1 or shard.clock(session.worker_id) > 0
+        if late and shard.consistency.reads_wait and session.fixed_num is not None and not session.incarnation:
+            say(
+                f"worker {session.worker_id} has opened {what} when others had read it already, without waiting for "
+                "this one: call barrier() in all workers between opening a table by name and its first read"
+            )
 
     def _others(self) -> list[int] | None:
         """Whose clocks one that takes a dead worker's place begins with; None for any other."""

@@ -19,6 +19,7 @@ class SessionView(Protocol):
         closed: why it cannot be used any more; None while it can.
         consistency: what reads and adds mean in its job.
         control: the control segment.
+        fixed_num: how many workers the job has; None where they come and go.
         incarnation: how many processes had this worker's number before, and died.
         worker_id: this worker's number.
     """
@@ -26,6 +27,7 @@ class SessionView(Protocol):
     closed: str | None
     consistency: ConsistencyMode
     control: Control
+    fixed_num: int | None
     incarnation: int
     worker_id: int
 
