@@ -269,7 +269,7 @@ def test_of_each_worker_is_shown_how_quick_how_stale_and_how_far_behind() -> Non
 
     seen = Job().see(job(10.0, 100))
     first = lines_of(seen)
-    assert first[3][5:8] == ["MB", "10", "0.0"], "since its beginning, and no past yet"
+    assert first[3][4:7] == ["MB", "10", "0.0"], "since its beginning, and no past yet, nor a share of a processor"
     seen.see(job(12.0, 300))
     title, slow, columns, *rows = lines_of(seen)
     assert title[:3] == ["train.py", "workers:", "2,"]

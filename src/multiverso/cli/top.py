@@ -75,7 +75,7 @@ def show_jobs(*, once: bool, as_json: bool, interval_seconds: float, job: str | 
         print(json.dumps(chosen(find_jobs(), job)))
         return 0
     if once or not sys.stdout.isatty():  # what reads us waits for our end
-        click.echo(render([Job().see(status) for status in chosen(find_jobs(), job)], sort))
+        click.echo(render([Job().see(status) for status in chosen(find_jobs(), job)], sort, job))
         return 0
     with suppress(KeyboardInterrupt):
         _keep_showing(job, interval_seconds, sort)
@@ -91,7 +91,7 @@ def _keep_showing(job: str | None, interval_seconds: float, sort: str) -> None:
                 found = {status["address"]: status for status in chosen(find_jobs(), job)}
                 seen = {address: seen.get(address, Job()).see(status) for address, status in found.items()}
                 look_at = time.monotonic() + interval_seconds
-            lines = render(list(seen.values()), sort).splitlines()
+            lines = render(list(seen.values()), sort, job).splitlines()
             first = max(0, min(first, len(lines) - rows()))
             draw(lines[first:], click.style(_KEYS[sort], dim=True))
             pressed = key(max(0.0, look_at - time.monotonic()))
@@ -102,10 +102,10 @@ def _keep_showing(job: str | None, interval_seconds: float, sort: str) -> None:
             first += {"up": -1, "k": -1, "down": 1, "j": 1, "page up": -rows(), "page down": rows()}.get(pressed, 0)
 
 
-def render(jobs: list[Job], sort: str = "worker") -> str:
-    """Lays the jobs out, one below the other."""
+def render(jobs: list[Job], sort: str = "worker", wish: str | None = None) -> str:
+    """Lays the jobs out, one below the other; ``wish``: which one was asked for."""
     if not jobs:
-        return "No job of this user is running here."
+        return "No job of this user is running here." if wish is None else f"No job here is called {wish}."
     return "\n\n".join("\n".join(_render_job(job, sort)) for job in jobs)
 
 
@@ -138,11 +138,13 @@ def render_workers(job: Job, sort: str = "worker") -> str:
     if sort == "slow":  # those that cost the others most, then those that have done least
         workers = sorted(workers, key=lambda worker: (-worker.cost_seconds, rates[worker.id]))
     for worker in workers:
+        alive = worker.state == "alive"
         row = (
             str(worker.id),
             f"{worker.pid} on {worker.host}" if worker.host else str(worker.pid),
             _coloured(worker.state, _STATE_COLOURS.get(worker.state)),
-            f"{job.per_second('workers', worker.id, 'cpu_seconds'):.0%}" if worker.state == "alive" else "",
+            # a process may be much older than the job: what it used before says nothing
+            f"{job.per_second('workers', worker.id, 'cpu_seconds'):.0%}" if job.history.before and alive else "",
             size(worker.resident_bytes) if worker.resident_bytes else "",
             f"{rates[worker.id]:,.0f}",
             _sparkline(past[worker.id], highest),

@@ -95,7 +95,8 @@ def _start(options: RunOptions, starts: Starts) -> Ended:
 
         def ended(end: WorkerExit) -> None:
             if lost(end) and options.on_failure == "continue":
-                say(f"{roster.names[end.worker_id]} was lost; the others continue.")
+                then = "the others continue" if end.worker_id else "it led the job, which ends"
+                say(f"{roster.names[end.worker_id]} was lost; {then}.")
             if end.failed and end.worker_id and options.on_failure == "continue":
                 absent = (roster, end.worker_id, "it ended before it had begun")  # if it has not
                 threading.Thread(target=say_absent, args=absent, daemon=True).start()
