@@ -204,7 +204,11 @@ def _barrier_state(control, target):
         # looked at again once it is lost: between the two it may have come, and died after that
         if continues == 0 and is_lost(control, worker) and load64(reached) < target:
             return LOST_SOMEONE
-    return _gate_state(control, continues) if held else state
+    if held:
+        state = _gate_state(control, continues)
+        # let go meanwhile: looked at once more, as the lost may have gone after that
+        return NOT_READY if load64(control + at.RELEASED) >= target else state
+    return state
 
 
 @kernel

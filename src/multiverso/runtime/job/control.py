@@ -144,7 +144,7 @@ class Control:
         store32(block + at.INCARNATION, incarnation)
         store32(block + at.PARTICIPATION, at.ACTIVE)
         while joins_late:
-            reached = max(w.barrier for w in self.workers() if w.is_live)
+            reached = max((w.barrier for w in self.workers() if w.is_live), default=0)
             if load64(block + at.BARRIER) >= reached:
                 break
             store64(block + at.BARRIER, reached)

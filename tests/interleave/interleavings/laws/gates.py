@@ -25,6 +25,7 @@ class Elsewhere:
         self.ended: dict[int, int] = {}
         self.arrived: dict[int, int] = {}
         self.released = 0
+        self.losses: list[int] = []  # the barrier that was let go last, at each elsewhere
         self._hears_on = hears_on  # of the others, after a loss
 
     def tell(self, worker: int) -> None:
@@ -45,6 +46,8 @@ class Elsewhere:
         """A worker elsewhere has left, or was lost."""
         if worker not in self.ended:
             self.ended[worker] = liveness
+            if liveness == self._world.at.LOST:
+                self.losses.append(self.released)
             self.tell(worker)
 
     def arrive(self, worker: int, target: int) -> None:
@@ -79,6 +82,7 @@ def gates(source: Source, seed: int, how: How = DRAWN) -> int:
     kill = world.kill
 
     def kill_and_look(worker: int) -> None:
+        elsewhere.losses.append(0)  # it may have said that it comes, and die before its word says so
         kill(worker)
         world.tell_node(elsewhere.look)
 
@@ -96,6 +100,7 @@ def gates(source: Source, seed: int, how: How = DRAWN) -> int:
                 assert code == LOST, f"worker {worker}: code {code}"
                 assert not world.continues, f"worker {worker} did not go on without the lost"
                 assert world.dead or lost, f"worker {worker} was told of a loss, and nobody died"
+                assert min(elsewhere.losses) < target, f"worker {worker} was told of a loss after {target} was let go"
                 break
             assert elsewhere.released >= target, (
                 f"worker {worker} passed barrier {target}, and {elsewhere.released} was let go"
