@@ -171,6 +171,19 @@ def test_another_host_has_every_version_bit_for_bit_in_few_bytes(name: str, tmp_
             assert reader.wait(SECONDS) == 0
 
 
+def test_a_reader_whose_first_version_takes_long_says_how_far_it_is(
+    name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("multiverso.saying._FIRST_SECONDS", 0.0)
+    weights = model()
+    with mv.Publication(name, like=weights) as publication:
+        host, port = publication.forward(token=TOKEN, address="127.0.0.1", encrypted=False)
+        publication.publish(weights)
+        with mv.subscribe(name, address=f"{host}:{port}", token=TOKEN, encrypted=False, timeout_seconds=60) as reader:
+            reader.latest().release()
+    assert f"multiverso: receiving version 1 of {name!r}: " in capsys.readouterr().err
+
+
 def test_readers_of_a_host_share_one_copy_and_another_goes_on_where_it_ends(name: str, tmp_path: Path) -> None:
     weights = model()
     with mv.Publication(name, like=weights) as publication:

@@ -9,11 +9,16 @@ from collections.abc import Callable
 
 def serve(path: str, name: str, say: Callable[[str], None]) -> int:
     """Publishes a file until the process is ended."""
+    from multiverso.errors import StartupError
     from multiverso.publications import Publication
     from multiverso.publications.files import leaves_in
 
     leaves = leaves_in(path)
-    with Publication(name, like=leaves, slots=2) as publication:
+    try:
+        made = Publication(name, like=leaves, slots=2)
+    except ValueError as error:  # a name that is none, or no tensor
+        raise StartupError(f"{path}: {error}") from error
+    with made as publication:
         publication.publish(leaves, text=os.path.abspath(path)[:1000])
         size = sum(leaf.nbytes for leaf in {leaf.place: leaf for leaf in leaves.values()}.values())
         del leaves

@@ -36,6 +36,7 @@ from multiverso.publications.traffic import (
     send,
 )
 from multiverso.runtime.session.node_link import NodeLink
+from multiverso.saying import Progress
 from multiverso.wire.messages import node_addresses
 from multiverso.wire.requests import Find
 from multiverso.wire.trust import SECRET_VARIABLE
@@ -218,6 +219,9 @@ class Follower:
         memory = slots.bytes_of(slot)
         if version.base:
             memory[:] = slots.bytes_of(slots.slot)
+        progress = Progress(
+            f"receiving version {version.version} of {self._name!r}", 0 if version.base else slots.layout.nbytes
+        )
         while True:
             message, size = receive(channel)
             if isinstance(message, Whole):
@@ -225,6 +229,7 @@ class Follower:
             if not isinstance(message, Part):
                 raise ValueError(f"{type(message).__name__} was not expected in the middle of a version")
             self._take_part(channel, memory, slots.layout, message, size)
+            progress.add(message.nbytes)
         base, add_up = memory.__array_interface__["data"][0], kernels.summed.compiled()
         found = [add_up(base + tensor.offset, tensor.words, 0) for tensor in slots.layout.tensors]
         if found != version.checksums:
