@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import time
 
@@ -9,9 +10,10 @@ _FIRST_SECONDS, _NEXT_SECONDS = 5.0, 10.0
 
 
 def say(text: str) -> None:
-    """Writes a line, at once and in one piece. Any thread."""
-    sys.stderr.write(f"multiverso: {text}\n")
-    sys.stderr.flush()
+    """Writes a line, at once and in one piece. Any thread. Where nobody can read it, nothing ends by that."""
+    with contextlib.suppress(OSError, ValueError, AttributeError):  # no reader, closed, or there is none
+        sys.stderr.write(f"multiverso: {text}\n")
+        sys.stderr.flush()
 
 
 class Progress:

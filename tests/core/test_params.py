@@ -60,6 +60,26 @@ def test_a_finished_manager_has_what_all_have_learned(options: dict[str, Any], s
     assert together(work, 2, sync=sync) == [([50.0] * 3, 100.0)] * 2
 
 
+def test_training_that_continues_after_a_finish_that_raised_is_finished_as_a_whole(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def work(session: Session) -> Any:
+        shared = SharedParams([np.zeros(3, np.float32)], every=4, session=session)
+        shared.arrays[0] += 1
+        barrier = session.barrier
+        monkeypatch.setattr(session, "barrier", lambda: (_ for _ in ()).throw(Stop))
+        with pytest.raises(Stop):
+            shared.finish(shared.exchange)
+        monkeypatch.setattr(session, "barrier", barrier)
+        shared.arrays[0] += 1
+        shared.step()
+        assert shared.ending == 0
+        shared.finish(shared.exchange)
+        return shared.arrays[0].tolist()
+
+    assert together(work, 2) == [[4.0] * 3] * 2
+
+
 class Stop(Exception):
     pass
 

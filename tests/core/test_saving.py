@@ -212,6 +212,7 @@ def test_what_takes_long_says_how_far_it_is(
     monkeypatch.setattr("multiverso.saying._NEXT_SECONDS", 0.0)
     monkeypatch.setattr("multiverso.files.opening._SLICE_BYTES", 1000)
     monkeypatch.setattr("multiverso.files.opening._LARGE_BYTES", 4000)
+    monkeypatch.setattr("multiverso.files.opening._READ_BYTES", 1000)
     content = os.urandom(5500)
     for pieces in (content, [content[:10], memoryview(content)[10:]]):
         write_whole(tmp_path / "large", pieces)
@@ -223,3 +224,9 @@ def test_what_takes_long_says_how_far_it_is(
     assert "reading" in said[-1]
     write_whole(tmp_path / "small", b"a" * 999)
     assert capsys.readouterr().err == ""
+    with (tmp_path / "closed").open("w") as closed:
+        pass
+    for nobody in (None, closed):  # a save does not fail because nobody can read how far it is
+        monkeypatch.setattr("sys.stderr", nobody)
+        write_whole(tmp_path / "large", content[::-1])
+        assert (tmp_path / "large").read_bytes() == content[::-1]

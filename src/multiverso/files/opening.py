@@ -27,7 +27,8 @@ Buffer = bytes | bytearray | memoryview
 PathLike = str | os.PathLike[str]
 _SECRET_MODE = 0o600
 _LOOK_SECONDS = 0.02
-_SLICE_BYTES, _LARGE_BYTES = 128 << 20, 1 << 30
+_SLICE_BYTES, _LARGE_BYTES = 128 << 20, 1 << 30  # that are written at once; from which on each waits for the disk
+_READ_BYTES = 1 << 20
 _WRITABLE_BY_OTHERS = stat.S_IWGRP | stat.S_IWOTH
 
 
@@ -198,7 +199,7 @@ def sha256_of(path: PathLike) -> str:
     found = hashlib.sha256()
     with open_plain(path) as file:
         progress = Progress(f"reading {os.fspath(path)}", os.fstat(file.fileno()).st_size)
-        while part := file.read(_SLICE_BYTES):
+        while part := file.read(_READ_BYTES):
             found.update(part)
             progress.add(len(part))
     return found.hexdigest()

@@ -377,7 +377,7 @@ class SharedParams:
         """Continues from what was collected, once the tables have their values."""
         self._due.resume(parts.own["steps"])
         self._use.shared = True
-        self._at, self._begun, self._values.placing, self._taken = 0, False, {}, None
+        self._at, self._begun, self._values.placing, self._taken, self.ending = 0, False, {}, None, 0
         self.newcomer = parts.newcomer
         for index, flat in enumerate(self._flats):
             if parts.newcomer:
@@ -394,6 +394,7 @@ class SharedParams:
 
     def due(self) -> bool:
         """Counts one step of training; returns whether an exchange is due now, or one that raised is to be finished."""
+        self.ending = 0  # a `finish` that raised is over where training continues
         return self._begun or self._due.step()
 
     def step(self) -> bool:

@@ -146,10 +146,10 @@ class KeyedContents(HeldKeyedTable):
                 missing, damaged or does not follow the one before. Nothing was changed.
         """
         self._session.check()
-        saved = self._read(path)
+        saved, run = self._read(path), snapshots.run_in(Path(path))
         if not leaves_values(self._session, f"the table {self.name!r}"):
             self._replace(*saved)
-            self._calls.set_word(at.CONTINUES, snapshots.run_in(Path(path)))
+            self._calls.set_word(at.CONTINUES, run)
 
     def _content(self, since: int, passes: KeyedPasses | None = None) -> Content:
         """Returns what was changed after a generation, sorted by key; of those rows that ``passes`` go through."""
