@@ -115,6 +115,7 @@ def test_who_comes_late_is_in_the_next_round_once() -> None:
         table = mv.ArrayTableHandler(3, session=session)
         local = table.snapshot()
         last = local.copy()
+        session.barrier()  # one that has only just opened it is not late
         if session.worker_id == 2:
             assert held.wait(30)
         for number in range(rounds):
@@ -325,6 +326,12 @@ def _program(session: Session, delays: random.Random) -> Any:
         matrix.add(delta(session.worker_id, number, 6), [0, 3])
         pause()
         seen.append(bits(matrix.get([3])))
+    session.barrier()
+    while table.version < 20:
+        table.add(delta(session.worker_id, table.version, 50))
+        seen.append(bits(table.get()))
+        pause()  # others go on meanwhile
+        seen.append(table.version)
     session.barrier()
     if session.worker_id == 1:
         table.add(delta(1, 99, 50))  # it leaves an add

@@ -306,8 +306,8 @@ def test_an_unreadable_message_does_not_end_the_job(alone: Session) -> None:
 
     for request in (
         {"do": "attach"},
-        {"do": "attach", "protocol": 2},
-        {"do": "attach", "protocol": 2, "consistency": {}, "worker_id": "x"},
+        {"do": "attach", "protocol": 3},
+        {"do": "attach", "protocol": 3, "consistency": {}, "worker_id": "x"},
         {"do": "create"},
         {"do": "ready"},
         {"do": "nonsense"},

@@ -334,19 +334,23 @@ def test_everybody_in_a_deadlock_is_told_who_waits_for_what(workers: int, monkey
     )
 
 
-def test_a_table_that_one_worker_makes_alone_is_explained(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("name", "sync"), [(None, False), ("mine", True)])
+def test_a_table_that_one_worker_makes_alone_is_explained(
+    name: str | None, sync: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("multiverso.runtime.session.patience._STILL_SECONDS", 0.3)
     told = threading.Barrier(2)
 
     def work(session: Session) -> Any:
-        alone = session.barrier if session.worker_id else lambda: mv.ArrayTableHandler(3, session=session)
-        error = outcome(alone)
+        error = outcome(
+            session.barrier if session.worker_id else lambda: mv.ArrayTableHandler(3, name=name, session=session)
+        )
         told.wait(30)
         return str(error)
 
     # the other one may be told after the first has ended its wait, so that it no longer sees what for
-    for text in together(work, 2)[:1]:
-        assert "A table without a name is made by all workers together" in text
+    for text in together(work, 2, sync=sync)[:1]:
+        assert "All workers make a table together" in text
 
 
 def test_unequal_numbers_of_reads_are_a_deadlock_not_a_hang(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -399,11 +403,12 @@ def test_a_wait_that_others_keep_waking_still_has_its_deadline() -> None:
     stop = threading.Event()
 
     def work(session: Session) -> Any:
+        table = mv.ArrayTableHandler(3, session=session)
         if session.worker_id == 0:
+            table.close()
             error = outcome(lambda: session.barrier(timeout_seconds=1.0))
             stop.set()
             return error
-        table = mv.ArrayTableHandler(3, name="theirs", session=session)
         while not stop.is_set():
             table.get()
         return None

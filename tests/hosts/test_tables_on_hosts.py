@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import numpy as np
@@ -106,6 +107,24 @@ def test_a_name_is_free_when_all_hosts_have_closed_its_table_and_not_before() ->
 
     with rehearsal(1, 1) as job:
         assert job.run(work) == [((1, 1.0), True, [4.0] * 4)] * 2
+
+
+@pytest.mark.parametrize("options", [{"sync": True}, {"staleness": 0}], ids=str)
+def test_the_first_round_of_a_table_with_a_name_has_all_hosts(options: dict[str, Any]) -> None:
+    def work(session: Session) -> Any:
+        time.sleep(0.2 * session.worker_id)
+        other = outcome(lambda: ArrayTableHandler(2, name=f"mine {session.worker_id}", session=session))
+        table = ArrayTableHandler(2, np.full(2, session.worker_id + 5.0), name="weights", session=session)
+        members = sorted(session.wait_graph().tables[table.number].members)
+        table.add(np.ones(2))
+        mine = table.get().tolist()
+        return str(other), members, mine if session.consistency.in_rounds else None
+
+    with rehearsal(1, 1) as job:
+        for other, members, found in job.run(work, **options):
+            assert "table number 1 differs between" in other
+            assert members == [0, 1]
+            assert found == ([7.0, 7.0] if "sync" in options else None)
 
 
 def test_one_that_leaves_without_closing_and_a_host_that_never_had_it_keep_no_closed_table() -> None:

@@ -127,6 +127,9 @@ class Asynchronous:
         self._run(self._put, None, self._control, self._base, self._me, values, call.address)
 
     def version(self) -> int:
+        return self.newest()
+
+    def newest(self) -> int:
         return self._version(self._base)
 
     def staged(self) -> Array | None:

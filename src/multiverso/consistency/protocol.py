@@ -202,7 +202,10 @@ class Consistency(Protocol):
         """Overwrites the whole table."""
 
     def version(self) -> int:
-        """How often it has changed."""
+        """How often it has changed, as this worker is to see it."""
+
+    def newest(self) -> int:
+        """How often it has changed by now."""
 
     def staged(self) -> Array | None:
         """Returns a copy of what this worker has added since its last read and nobody has seen, or None."""

@@ -75,7 +75,12 @@ class QuorumRounds(Synchronous):
             quorum.committed_put.compiled(self._dtype)(self._base, values)
 
     def version(self) -> int:
-        return super().version() >> 16
+        """Rounds; where they are to be repeated, those of which this worker has seen the last one's values."""
+        is_kept = self._plan is not None or self._record is not None
+        return int(self._progress[at.ROUND_READ]) if is_kept else self.newest()
+
+    def newest(self) -> int:
+        return super().newest() >> 16
 
     def leave(self) -> None:
         """What was added since the last read goes into the others' next round."""
@@ -135,12 +140,12 @@ class QuorumRounds(Synchronous):
         self._progress[at.ROUND_NEEDED], self._progress[at.ROUND_OF] = members.bit_count(), 0
         self._progress[at.ROUND_GRACE], self._progress[at.ROUND_GETS] = 0, gets
         folded = (self._word(w, at.FOLDED) for w in range(self._workers) if readers >> w & 1)
-        return self.version() == joins - 1 and min(folded, default=joins) >= joins - 1
+        return self.newest() == joins - 1 and min(folded, default=joins) >= joins - 1
 
     def _left_too_soon(self) -> list[int]:
         """Of a replay that waits: the workers that have left before they did what it waits for."""
         assert self._plan is not None
-        last = self.version()
+        last = self.newest()
         members, readers = (int(word) for word in self._plan.rounds[[last + 1, last], [0, 1]])
         return self._gone(members, last + 1, at.STAGED) + self._gone(readers, last, at.FOLDED)
 

@@ -109,19 +109,22 @@ class Synchronous:
 
     def _copy(self, out: Array) -> bool:
         """Copies the values after the last finished round; False where another one was finished meanwhile."""
-        number = self.version()
+        number = self.newest()
         rounds.committed_copy.compiled(self._dtype)(self._base, number, out)
         # a buffer is written to again only after the next round is finished
-        return self.version() == number
+        return self.newest() == number
 
     def put(self, values: Array) -> None:
         with turn(self._lock, self.access.name):
             self._refuse_in_round()
-            rounds.committed_put.compiled(self._dtype)(self._base, self.version(), values)
+            rounds.committed_put.compiled(self._dtype)(self._base, self.newest(), values)
             if self._spans_hosts:  # at the next barrier the node gives it to the others
                 store64(self._base + at.WRITTEN, load64(self._base + at.WRITTEN) + 1)
 
     def version(self) -> int:
+        return self.newest()
+
+    def newest(self) -> int:
         return load64(self._base + at.COMMITTED)
 
     def staged(self) -> Array | None:

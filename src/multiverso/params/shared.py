@@ -40,7 +40,7 @@ Result = TypeVar("Result")
 
 
 class SharedParams:
-    """Shares a model's arrays between all workers: collective, or by name.
+    """Shares a model's arrays between all workers: collective, or (asynchronous) by name.
 
     Each worker's changes since its last exchange are added to the shared parameters; of ``statistics``
     (running means and variances) it contributes a weighted average instead, so that a variance stays one. All

@@ -28,7 +28,8 @@ class ArrayTableHandler(TableHandler[Scalar]):
         size: how many numbers, 1 or more.
         init_value: ``size`` numbers in any shape, or one number for all; zeros by default.
         dtype: of the table: float32 (default), float64, int32 or int64, whatever the initial value's.
-        name: create the table by this name, or attach to it.
+        name: create the table by this name, or attach to it; where reads wait for others, all workers create it
+            together.
         updater: how adds reach the values: a name (``"add"``, ``"sgd"``) or an ``Updater``.
         initial: whose ``init_value`` counts: ``"master"`` (the lowest of the workers that create it: worker 0's, unless
             that has left), ``"mean"`` or ``"sum"`` of all.

@@ -315,7 +315,7 @@ class TableHandler(HeldTable[Scalar]):
         """
         version = whole(version, "version", 0)
         self._ready(timeout_seconds)
-        reached, what = self._how.version, f"version {version} of {self._name}"
+        reached, what = self._how.newest, f"version {version} of {self._name}"
         await_version(self._session, self._shard.base, lambda: reached() >= version, what, timeout_seconds)
         return reached()
 

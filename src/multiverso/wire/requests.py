@@ -123,7 +123,7 @@ class Withdraw(_Request):
 
 
 class Create(_Request):
-    """Asks for a table: by ``order``, counted from 1, or by the name in its spec. See *create* in the protocol."""
+    """Asks for a table: by the name in its spec, or by ``order``, counted from 1. See *create* in the protocol."""
 
     spec: dict[str, Any]
     order: _Number | None = None

@@ -18,7 +18,10 @@ from multiverso.runtime.job.control import Control
 from multiverso.runtime.job.worker_state import Wait, WorkerState
 from multiverso.shards.shard import Shard, TableProgress, WorkerProgress
 
-COLLECTIVE = "a table without a name is made by all workers together; with name= each may come when it likes"
+COLLECTIVE = (
+    "all workers make a table together, in the same order; only in an asynchronous job may each open one with name= "
+    "when it likes"
+)
 
 
 class WaitGraph(Struct, frozen=True):

@@ -34,6 +34,11 @@ def words(key: Key) -> str:
     return {"order": f"table number {which}", "name": f"table {which!r}"}.get(kind, f"shared memory {which!r}")
 
 
+def _known_by(key: Key, spec: Spec) -> set[Key]:
+    """Returns what a piece is found by: a table that has a name by that, too, where it was made by order."""
+    return {key, ("name", spec.name)} if isinstance(spec, TableSpec) and spec.name is not None else {key}
+
+
 def _has_values(spec: TableSpec) -> bool:
     return any(state.initial for state in states_of(spec.states) if state.per == "element")
 
@@ -169,7 +174,8 @@ class Catalogue:
         else:
             piece = self._make_table(key, spec, mode, number or self._tables + 1)
         self._pieces[piece.number] = piece
-        self._number_of[key] = piece.number
+        for known_by in _known_by(key, spec):
+            self._number_of[known_by] = piece.number
         if key[0] == "order":
             self.ordered += 1
         return piece
@@ -269,7 +275,9 @@ class Catalogue:
 
     def remove(self, piece: Piece) -> None:
         """Forgets a piece; its number, and its place in the order, are not given to another. Its memory stays."""
-        del self._pieces[piece.number], self._number_of[piece.key]
+        del self._pieces[piece.number]
+        for known_by in _known_by(piece.key, piece.spec):
+            del self._number_of[known_by]
 
     def needs(self, worker_id: int) -> bool:
         """Returns whether the others may still need what a worker that is gone has staged for a round."""

@@ -1,5 +1,8 @@
 """How tables come to be: by order (collective) or by name (create or attach), and whose initial value counts.
 
+Where reads wait for others (rounds, clocks) a table that has a name is made by order, too, or whoever opens it late
+would be in fewer rounds, unseen; once it is there its name is enough.
+
 A creation goes through three states. *Gathering*: by order, until every live worker has asked; by name the first
 is enough. *Writing*: the memory is there, and the workers whose initial value counts write it, one after another,
 so that a sum has one order. *Ready*: everybody is answered, and the creation is over.
@@ -86,12 +89,13 @@ class Creations:
         self._creations: dict[Key, Creation] = {}
         self._doomed: dict[int, Piece] = {}  # by the worker that still writes it
 
-    def ask(self, key: Key, asked: Asked) -> None:
+    def ask(self, asked: Asked) -> None:
         """A worker asks for a table or plain memory; it is answered when everybody whom that concerns has asked.
 
         Raises:
             TableMismatchError: it exists already, and is another.
         """
+        key = self._key_of(asked)
         worker_id = asked.connection.attached_id
         asked.connection.enrolled_in = None
         self._writes_no_more(worker_id)
@@ -118,6 +122,16 @@ class Creations:
         if creation.piece is not None:
             self._hand_over(asked, creation.piece)
         self._proceed(creation)
+
+    def _key_of(self, asked: Asked) -> Key:
+        """Returns what a worker asks for: a table that is there by its name, one by order, or one by name."""
+        if not isinstance(asked.request, Create):
+            return "memory", str(asked.spec.name)
+        name, order = asked.spec.name, asked.request.order
+        made = None if name is None else self._catalogue.find(("name", name))
+        if made is not None:
+            return made.key
+        return ("name", str(name)) if order is None else ("order", order)
 
     def initialised(self, worker_id: int) -> None:
         """A worker has written its initial value."""
@@ -267,7 +281,8 @@ class Creations:
             shard.enrol(worker_id)
         where = {"number": piece.number, "offset": piece.offset, "size": piece.size}
         how = {"workers": shard.workers, "mode": shard.mode} if shard else {"workers": 0, "mode": 0}
-        asked.connection.reply(asked.request.id, {**where, **how, "enrol": enrol and late})
+        counts = isinstance(asked.request, Create) and piece.key == ("order", asked.request.order)
+        asked.connection.reply(asked.request.id, {**where, **how, "counts": counts, "enrol": enrol and late})
 
     # -- what goes wrong --------------------------------------------------------------------------------------
 

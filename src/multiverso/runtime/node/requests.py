@@ -78,11 +78,10 @@ class Requests:
                 spec = TableSpec.from_message(request.spec)
                 if spec.name is None and request.order is None:
                     raise StartupError("a table has a name, or a number in the order of creation")
-                key = ("name", spec.name) if spec.name is not None else ("order", request.order or 0)
-                members.creations.ask(key, Asked(connection, request, spec, members.mode))
+                members.creations.ask(Asked(connection, request, spec, members.mode))
             case asked.Share():
                 memory = MemorySpec.from_message(request.spec)
-                members.creations.ask(("memory", memory.name), Asked(connection, request, memory, ""))
+                members.creations.ask(Asked(connection, request, memory, ""))
             case asked.Initialised():
                 members.creations.initialised(connection.attached_id)
             case asked.Close():

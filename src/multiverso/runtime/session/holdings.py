@@ -19,7 +19,6 @@ from multiverso.runtime.session.node_link import NodeLink
 from multiverso.runtime.session.patience import Patience
 from multiverso.runtime.session.replacing import await_the_others
 from multiverso.runtime.session.view import SessionView
-from multiverso.saying import say
 from multiverso.shards.shard import Shard
 from multiverso.spec.table import MemorySpec, TableSpec
 from multiverso.wire.messages import Message
@@ -46,6 +45,7 @@ class Holdings:
         self._memory: FileIO | None = None
         self._closing: dict[int, weakref.ref[Segment]] = {}
         self._created = 0  # tables made by order and taken over
+        self._by_order: set[int] = set()  # their numbers, before `keep` already
         self._is_among_others = False  # a replacement: it has come to their place of the loop
 
     def begin(self, descriptors: list[int]) -> None:
@@ -67,16 +67,18 @@ class Holdings:
         one again, so that nothing is lost when this one is interrupted.
         """
         order = self._created + 1
-        by_order = spec.name is None
-        what = f"table number {order}" if by_order else f"table {spec.name!r}"
+        # where reads wait for others, they have to know of each other from the first on
+        by_order = spec.name is None or (self._session.consistency.reads_wait and self._session.fixed_num is not None)
+        what = f"table number {order}" if spec.name is None else f"table {spec.name!r}"
         request = Create(spec.as_message(), order if by_order else None, master)
         shards: list[Shard] = []
+        counted = [False]
 
         def place(segment: Segment, answer: Message) -> None:
             shards[:] = [Shard(segment, spec, int(answer["workers"]), int(answer["mode"]))]
             if answer["enrol"]:
                 shards[0].enrol(self._session.worker_id, self._others())
-                self._say_if_late(shards[0], what)
+            counted[:] = [bool(answer["counts"])]
 
         def write(clear: bool, last: bool, of: int) -> None:
             if clear:
@@ -96,17 +98,12 @@ class Holdings:
                 waits.set_long.compiled()(created, order - 1)
                 self._session.control.notify()
             raise
+        if counted[0]:
+            self._by_order.add(number)
+        elif by_order:  # it was there already
+            self._by_order.discard(number)
+            waits.set_long.compiled()(created, order - 1)
         return number, shards[0]
-
-    def _say_if_late(self, shard: Shard, what: str) -> None:
-        """Rounds and clocks go on without who has not opened the table: what comes of them depends on when it does."""
-        session = self._session
-        late = shard.first_round(session.worker_id) > 1 or shard.clock(session.worker_id) > 0
-        if late and shard.consistency.reads_wait and session.fixed_num is not None and not session.incarnation:
-            say(
-                f"worker {session.worker_id} has opened {what} when others had read it already, without waiting for "
-                "this one: call barrier() in all workers between opening a table by name and its first read"
-            )
 
     def _others(self) -> list[int] | None:
         """Whose clocks one that takes a dead worker's place begins with; None for any other."""
@@ -120,7 +117,7 @@ class Holdings:
 
         All of it or nothing: no call stands between the first step and the last, so no signal's handler runs there.
         """
-        by_order = shard.spec.name is None
+        by_order = number in self._by_order
         handles += new
         if number not in self.tables:
             self.tables[number] = shard

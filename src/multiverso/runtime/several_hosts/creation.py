@@ -180,11 +180,12 @@ class HostCreations(Creations):
         self._unused[piece.number] = []
         self._copies.report(Unused(piece.key, piece.number, piece.closing))
 
-    def ask(self, key: Key, asked: Asked) -> None:
+    def ask(self, asked: Asked) -> None:
         """As on one host; but what the others may be about to free is handed out only when the coordinator says so."""
+        key = self._key_of(asked)
         piece = None if key in self._creations else self._catalogue.find(key)
         if piece is None or piece.number not in self._unused:
-            super().ask(key, asked)
+            super().ask(asked)
             return
         self._forget_late(asked.connection)  # its first call was interrupted, and did not say so
         late = self._unused[piece.number]
@@ -213,7 +214,7 @@ class HostCreations(Creations):
             if asked.connection.worker_id is None:
                 continue  # it is gone
             try:
-                self.ask(key, asked)
+                self.ask(asked)
             except MultiversoError as error:
                 asked.connection.refuse(asked.request.id, error)
         if is_used and kept is not None and not kept.holders:

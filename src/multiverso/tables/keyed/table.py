@@ -66,7 +66,8 @@ class KeyedTable(KeyedContents):
             several hosts each evicts of those that live there, beyond its part of `most_keys`.
         cache_rows: on several hosts: of how many rows that live on other hosts each host keeps copies; at least as many
             as one add names. By default 256 MB of them.
-        name: create the table by this name, or attach to it.
+        name: create the table by this name, or attach to it; where reads wait for others, all workers create it
+            together.
         session: the session it belongs to; the current one by default.
 
     Raises:
