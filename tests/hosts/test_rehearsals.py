@@ -131,11 +131,14 @@ def test_whoever_is_killed_ends_the_job_with_its_name(tmp_path: Path, how: str, 
 
 
 def test_events_are_those_of_one_job(tmp_path: Path) -> None:
-    done = run("--hosts", 2, "-n", 3, "--json", program(tmp_path, ADDING))
+    done = run("--hosts", 2, "-n", 3, "--json", "--summary", program(tmp_path, ADDING))
     events = [json.loads(line) for line in done.stdout.splitlines()]
     assert done.returncode == 0, done.stderr
     assert {event["worker"] for event in events if event["event"] == "line"} == {0, 1, 2}
     assert {event["host"] for event in events if event["event"] == "exit"} == {"host-0", "host-1"}
+    (status,) = (event["status"] for event in events if event["event"] == "status")
+    assert {type(one["adds"]) for table in status["tables"] for one in table["workers"].values()} == {int}
+    assert [link["state"] for link in status["links"]] in (["ended"], ["connected"])
     (summary,) = (event for event in events if event["event"] == "summary")
     assert summary is events[-1]
     assert (summary["reason"], summary["exit_code"], summary["failed_worker"]) == ("finished", 0, None)
@@ -170,6 +173,9 @@ def test_a_summary_has_what_all_hosts_workers_have_done(tmp_path: Path) -> None:
         ("0", "3", "3"),
         ("1", "4", "4"),
     ]
+    first, *_, last = done.stderr.splitlines()
+    assert first == "multiverso: 2 workers on host-0, host-1"
+    assert re.match(r"multiverso: 2 workers ran for .*; no worker held the others up", last)
 
 
 @pytest.fixture

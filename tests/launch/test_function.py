@@ -1,6 +1,7 @@
 """`multiverso.run(function)`: results, exceptions, deaths, from where it is called."""
 
 import atexit
+import importlib
 import linecache
 import os
 import signal
@@ -135,6 +136,22 @@ def test_what_cannot_be_raised_here_is_told(error: BaseException) -> None:
     with pytest.raises(WorkerFailedError, match=r"Worker 0 \(pid \d+\) failed") as caught:
         mv.run(function, workers=1, args=(isinstance(error, OddError), type(error).__name__))
     assert type(error).__name__ in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("args", "kwargs", "named"), [((1, threading.Lock()), {}, r"args\[1\]"), ((), {"b": iter}, "b=")]
+)
+def test_an_argument_that_cannot_be_sent_is_named(args: tuple[Any, ...], kwargs: dict[str, Any], named: str) -> None:
+    kwargs = {name: (number for number in value([1])) for name, value in kwargs.items()}
+    with pytest.raises(StartupError, match=f"{named} cannot be sent to workers.*: cannot pickle"):
+        mv.run(print, workers=1, args=args, kwargs=kwargs)
+
+
+def test_without_ray_its_module_tells_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "ray", None)
+    monkeypatch.delitem(sys.modules, "multiverso.ray", raising=False)
+    with pytest.raises(ImportError, match=r"pip install \"multiverso\[ray\]\""):
+        importlib.import_module("multiverso.ray")
 
 
 def test_a_result_that_cannot_be_sent_is_an_error() -> None:

@@ -54,6 +54,8 @@ def test_the_host_that_has_failed_is_named_and_not_one_that_was_ended_then() -> 
     for code in (_ssh.FAILED, 127, 7):
         failed = WorkerExit(1, 1, code, None, False, 0.1)
         assert culprit_of([ended, failed, consequence]) is failed
+        first = WorkerExit(0, 1, 137, "SIGKILL", False, 0.1)
+        assert culprit_of([first, failed, consequence]) is first, "no job goes on without it"
     finished = WorkerExit(0, 1, 0, None, False, 0.1)
     assert culprit_of([finished, consequence]) is consequence, "the job has failed, and its exit code says so"
 

@@ -176,6 +176,7 @@ def test_what_makes_no_sense_is_refused_before_anything_begins(tmp_path: Path) -
         (("run", "--history", "x.jsonl", "train.py"), "add --page"),
         (("run", "--page", "--history", "there.jsonl", "train.py"), "this file is there already"),
         (("run", "--page", "--history", "nowhere/x.jsonl", "train.py"), "No such file"),
+        (("run", "--page", "--history", "run.txt", "train.py"), "a job's past is a .jsonl file"),
         (("page", "there.jsonl"), "is not a job's past"),
         (("page", "absent.jsonl"), "No such file"),
         (("page", "no-such-job"), "no"),

@@ -101,7 +101,7 @@ def run(
             process (SystemExit); its text has the traceback.
         WorkerLostError: a worker was killed or ended without a result.
         WaitTimeoutError: the time is over; all workers were ended.
-        StartupError: the options make no sense; nothing was started.
+        StartupError: the options make no sense, or an argument cannot be sent to a process; nothing was started.
 
     Examples:
         >>> import multiverso as mv

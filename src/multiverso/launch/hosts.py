@@ -164,9 +164,10 @@ def tell_end(options: RunOptions, result: JobResult, names: Sequence[str], last_
         _say(f"the job took longer than {options.timeout_seconds:g} s and was ended.")
     elif result.reason == "signal":
         _say(f"ended by a signal after {result.seconds:.1f} s.")
-    if result.reason != "failed":
-        return
     culprit = culprit_of(result.exits)
+    ends_it = culprit.worker_id == 0 and culprit.signal is not None and not culprit.ended_by_us
+    if result.reason != "failed" and not ends_it:  # "continue": each host's end has been said, and this one's long ago
+        return
     name, said = names[culprit.worker_id], last_words(culprit.worker_id)
     if culprit.code == SSH_FAILED and not options.hosts.isdecimal():
         _say(f"{name} could not be reached by `{options.ssh}`, or the connection to it ended.{_quoted(said)}")
@@ -232,7 +233,11 @@ def _arguments(options: RunOptions) -> list[str]:
 
 
 def culprit_of(exits: Sequence[WorkerExit]) -> WorkerExit:
-    """Which host's part ended the job: one with a code of its own, then one that was killed, then any."""
+    """Which host's part ended the job.
+
+    The first host where it was killed, as the job ends with it; then one with a code of its own, then another that was
+    killed, then any.
+    """
 
     def order(end: WorkerExit) -> int:
         if end.code == 0:
@@ -240,7 +245,7 @@ def culprit_of(exits: Sequence[WorkerExit]) -> WorkerExit:
         if end.code == _IN_CONSEQUENCE or (end.ended_by_us and end.code == SSH_FAILED):
             return 3
         if end.signal is not None:
-            return 2 if end.ended_by_us else 1
+            return 2 if end.ended_by_us else 1 if end.worker_id else -1
         return 0
 
     return min(exits, key=order)

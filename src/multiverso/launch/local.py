@@ -56,7 +56,7 @@ def _launch(options: RunOptions, place: Place) -> int:
         report.warn(misplaced)
     with ExitStack() as stack:
         page = Page(options.history) if options.page and place.leads else None
-        watch = stack.enter_context(Watch(page)) if page or (report.says_more and not place.name) else None
+        watch = stack.enter_context(Watch(page)) if page or (report.says_more and place.leads) else None
         if watch:
             report.begins(f"{workers} worker{'s' * (workers != 1)}", place, page.address if page else None)
         signals = stack.enter_context(Signals())
@@ -128,6 +128,8 @@ def _start(
     def tell() -> None:
         if options.summary and status:
             report.summarise(status, options.summary)
+        if watch and watch.history.now:
+            report.ends(ending(watch.history.now))
         if place.other_hosts is not None:
             return  # the rest has been said, or the job's launcher says it
         if strangers:
@@ -135,8 +137,6 @@ def _start(
                 f"none of the {workers} workers called multiverso.init(): they were {workers} independent programs, "
                 "and shared nothing."
             )
-        if watch and watch.history.now:
-            report.ends(ending(watch.history.now))
         report.finished(result)
 
     return Ended(result, code, tell)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.machinery
+import io
 import linecache
 import os
 import pickle
@@ -13,7 +14,14 @@ from contextlib import ExitStack
 from types import CodeType, ModuleType
 from typing import IO, Any
 
-from multiverso.errors import DeadlockError, NodeLostError, WaitTimeoutError, WorkerFailedError, WorkerLostError
+from multiverso.errors import (
+    DeadlockError,
+    NodeLostError,
+    StartupError,
+    WaitTimeoutError,
+    WorkerFailedError,
+    WorkerLostError,
+)
 from multiverso.launch.job import OnFailure
 from multiverso.launch.results import WorkerExit
 
@@ -101,8 +109,21 @@ def write_call(file: IO[bytes], function: Callable[..., Any], args: tuple[Any, .
             if not _importable(module) and module.__name__ not in cloudpickle.list_registry_pickle_by_value():
                 cloudpickle.register_pickle_by_value(module)
                 stack.callback(cloudpickle.unregister_pickle_by_value, module)
-        _pickler(file).dump((function, args, kwargs))
+        try:
+            _pickler(file).dump((function, args, kwargs))
+        except Exception as error:
+            each = {f"args[{i}]": value for i, value in enumerate(args)} | {f"{name}=": kwargs[name] for name in kwargs}
+            named = next((name for name, value in each.items() if not _can_be_sent(value)), "the function")
+            raise StartupError(f"{named} cannot be sent to workers, which are other processes: {error}") from error
     file.flush()
+
+
+def _can_be_sent(value: Any) -> bool:
+    try:
+        _pickler(io.BytesIO()).dump(value)
+    except Exception:
+        return False
+    return True
 
 
 def _pickler(file: IO[bytes]) -> Any:

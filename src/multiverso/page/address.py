@@ -45,8 +45,10 @@ def new_file(path: Path) -> BufferedWriter:
     """Opens a file for a job's past, that is not there yet.
 
     Raises:
-        StartupError: it is, or cannot be made.
+        StartupError: it is, or cannot be made; `multiverso page` would not know it for one.
     """
+    if path.suffix != ".jsonl":
+        raise StartupError(f"--history {path}: a job's past is a .jsonl file, by which `multiverso page` knows it.")
     try:
         return path.open("xb")
     except FileExistsError:

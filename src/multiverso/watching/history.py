@@ -141,10 +141,10 @@ def _events(before: Snapshot | None, now: Snapshot) -> Iterator[Event]:
     ways: dict[str, Link] = {} if before is None else {link.host: link for link in before.links}
     for link in now.links:
         if link.host in ways and link.state != ways[link.host].state:
-            words = {"lost": "host {} was lost", "cut": "the connection to {} was cut"}.get(
+            words = {"lost": "host {} was lost", "cut": "the connection to {} was cut", "ended": "{} has ended"}.get(
                 link.state, "{} is connected"
             )
-            yield Event(now.at, words.format(link.host), bad=link.state != "connected")
+            yield Event(now.at, words.format(link.host), bad=link.state in ("lost", "cut"))
     if now.checkpoint > (before.checkpoint if before else 0):
         yield Event(now.at, f"checkpoint {now.checkpoint} is written by all workers")
     if now.over and not (before and before.over):

@@ -58,8 +58,8 @@ class Note(Struct, forbid_unknown_fields=True):
     cpu_seconds: float
     resident_bytes: int
     logged: dict[str, Any] | None
-    tables: dict[int, dict[str, float]]
-    keyed: dict[str, dict[str, float]] = {}
+    tables: dict[int, dict[str, int | float]]
+    keyed: dict[str, dict[str, int | float]] = {}
 
 
 class Line(Struct, array_like=True, forbid_unknown_fields=True):
