@@ -413,7 +413,10 @@ def test_parameters_that_do_not_fit_are_refused(experiment: Any, port: int) -> N
         locked = np.zeros(3)
         locked.flags.writeable = False
         refused(lambda: worker.init_shared_params([locked], EASGD(0.5)), "read-only")
-        worker.init_shared_params([np.zeros(3), np.zeros(4, np.int32)], ASGD())
+        refused(lambda: worker.init_shared_params([np.zeros(9, np.int32)], EASGD(0.5)), "int32")  # nor here
+        worker.init_shared_params([np.zeros(3), np.zeros((2, 2), np.int32)], ASGD())
+        turned = [np.zeros(3), np.zeros(4, np.int32)]
+        refused(lambda: worker.init_shared_params(turned, ASGD()), "parameter 1", "(2, 2)", "(4,)")
         refused(lambda: worker.init_shared_params([np.zeros(5)], ASGD()), "parameter 0", "same order")
         refused(lambda: worker.init_shared_params([np.zeros(3, np.float32)], ASGD()), "parameter 0")
         whole = [np.zeros(3), np.zeros(4, np.int32)]

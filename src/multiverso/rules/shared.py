@@ -170,8 +170,8 @@ def share(
 ) -> Shared:
     """Shares an array between all workers by a rule; all begin with the same values.
 
-    Collective: it returns when every live worker has called it. With ``name`` it creates the centre or
-    attaches to it at once, and ``local`` takes the live values.
+    Collective: it returns when every live worker has called it. With ``name``, in an asynchronous job, it creates the
+    centre or attaches to it at once, and ``local`` takes the live values.
 
     Args:
         local: this worker's parameters: float32 or float64, C-contiguous and writable; overwritten with the

@@ -21,8 +21,8 @@ class ArrayTableHandler(TableHandler[Scalar]):
     """An array of ``size`` numbers that all workers of the job share.
 
     Creating one without a name is collective: it returns when every live worker has created an equal one, and
-    the initial value is visible then. With a ``name`` the first worker creates the table and others attach to
-    it whenever they come.
+    the initial value is visible then. With a ``name``, in an asynchronous job, the first worker creates the table
+    and others attach to it whenever they come.
 
     Args:
         size: how many numbers, 1 or more.

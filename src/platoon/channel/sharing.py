@@ -11,8 +11,10 @@ import numpy.typing as npt
 from multiverso.errors import MultiversoError, TableMismatchError
 from multiverso.rules import Rule, Shared, easgd, share
 from multiverso.runtime import JobLock, Session
-from multiverso.tables import ArrayTableHandler, TableHandler
+from multiverso.tables import TableHandler
 from multiverso.tables.ruled import Ruled
+from multiverso.tables.table import spec_with
+from multiverso.updaters import resolve
 from platoon.param_sync import ASGD, EASGD, ParamSyncRule
 from platoon.params import Parameter, adapt
 from platoon.util import PlatoonError
@@ -46,6 +48,7 @@ class SharedParameters:
         self._local = adapt(params)
         if not self._local:
             raise PlatoonError("there is no parameter to share: the list is empty")
+        self._is_fused = isinstance(rule, Rule) or _is_fused(rule, self._local)
         self._of_core: list[Shared] = []
         self._tables: list[TableHandler]
         if isinstance(rule, Rule):
@@ -64,7 +67,7 @@ class SharedParameters:
         value = parameter.load()
         name = f"platoon-{rule}-{number}"
         try:
-            shared = share(value.reshape(-1), rule, name=name, session=self._session)
+            shared = share(value.reshape(-1), rule, name=name, session=self._session, holds=_in_words(parameter))
         except MultiversoError as error:
             raise PlatoonError(f"parameter {number} cannot be shared by the rule {rule}", error) from error
         parameter.write(value)
@@ -74,9 +77,11 @@ class SharedParameters:
         value = parameter.load().reshape(-1)
         if value.size == 0:
             raise PlatoonError(f"parameter {number} has no elements (shape {parameter.shape})")
-        name = f"platoon-parameter-{number}"
+        what: dict[str, Any] = {"columns": value.size, "dtype": value.dtype.name, "holds": _in_words(parameter)}
+        adds = resolve("add")
+        spec = spec_with(adds, kind="array", rows=1, name=f"platoon-parameter-{number}", **what)
         try:
-            return ArrayTableHandler(value.size, value, dtype=parameter.dtype, name=name, session=self._session)
+            return TableHandler(self._session, spec, adds, value, False)
         except TableMismatchError as error:
             raise PlatoonError(
                 f"parameter {number} is not what the others share there; all workers must give the same "
@@ -86,8 +91,8 @@ class SharedParameters:
 
     def _updater(self, params: Any, rule: ParamSyncRule | Rule) -> Callable[[bool], None]:
         """Returns what a synchronisation does; its argument says whether the job's lock counts."""
-        fused = self._fused(rule)
-        if fused is not None:
+        if self._is_fused:
+            fused = self._fused(rule)
             return lambda locked: self._lock.shared(fused) if locked else fused()
         assert isinstance(rule, ParamSyncRule)
         whole = rule.make_update_function(params)
@@ -105,22 +110,14 @@ class SharedParameters:
 
         return lambda locked: self._lock.alone(work) if locked else work()
 
-    def _fused(self, rule: ParamSyncRule | Rule) -> Callable[[], None] | None:
-        """Returns a rule's pass over the shared memory, or None if it is a rule of the user's own."""
+    def _fused(self, rule: ParamSyncRule | Rule) -> Callable[[], None]:
+        """Returns a rule's pass over the shared memory."""
         if isinstance(rule, Rule):
             return lambda: self._each(lambda i, local: self._of_core[i].exchange(local))
-        overridden = [name for name in _METHODS if getattr(type(rule), name) is not getattr(_base_of(rule), name)]
-        if overridden:
-            return None
         if isinstance(rule, EASGD):
-            whole = [parameter for parameter in self._local if parameter.dtype.kind != "f"]
-            if whole:
-                raise PlatoonError(f"EASGD averages, which a parameter of dtype {whole[0].dtype} cannot hold")
             return self._elastic(rule)
-        if isinstance(rule, ASGD):
-            self._last = last = [np.array(parameter.load()).reshape(-1) for parameter in self._local]
-            return lambda: self._each(lambda i, local: self._tables[i].exchange(local, last[i]))
-        return None
+        self._last = last = [np.array(parameter.load()).reshape(-1) for parameter in self._local]
+        return lambda: self._each(lambda i, local: self._tables[i].exchange(local, last[i]))
 
     def _each(self, work: Callable[[int, Array], object]) -> None:
         for i, parameter in enumerate(self._local):
@@ -184,6 +181,26 @@ class SharedParameters:
 
 _PULL_TOGETHER = easgd(1).push
 _METHODS = ("make_update_function", "theano_update", "update_params")
+
+
+def _is_fused(rule: ParamSyncRule, parameters: list[Parameter]) -> bool:
+    """Returns whether a rule is ours, and has a pass over the shared memory; one of the user's own has none.
+
+    Raises:
+        PlatoonError: it cannot work on such parameters.
+    """
+    if not isinstance(rule, EASGD | ASGD) or any(
+        getattr(type(rule), name) is not getattr(_base_of(rule), name) for name in _METHODS
+    ):
+        return False
+    whole = [parameter for parameter in parameters if parameter.dtype.kind != "f"]
+    if isinstance(rule, EASGD) and whole:
+        raise PlatoonError(f"EASGD averages, which a parameter of dtype {whole[0].dtype} cannot hold")
+    return True
+
+
+def _in_words(parameter: Parameter) -> str:
+    return f"of shape {parameter.shape}"
 
 
 def _base_of(rule: ParamSyncRule) -> type[ParamSyncRule]:

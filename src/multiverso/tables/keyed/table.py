@@ -46,8 +46,8 @@ class KeyedTable(KeyedContents):
     A call that raised has not returned (a deadline, Ctrl-C, an alarm's handler): call it again with the same arguments,
     in the same thread, and it is finished; what it had done is not done again.
 
-    With a ``name`` the first worker creates the table and others attach to it; without, the n-th keyed table of each
-    worker is the same table.
+    With a ``name`` the first worker creates the table and others attach to it (in a synchronous job all create it
+    together); without, the n-th keyed table of each worker is the same table.
 
     It lasts until all workers that have it have closed it (`close`, or the end of a ``with``) or have left. Rows
     of removed keys are used again before that.
