@@ -7,6 +7,7 @@ import select
 import signal
 import subprocess
 import sys
+import termios
 import time
 from pathlib import Path
 from typing import Any
@@ -200,6 +201,16 @@ def test_top_is_live_until_ctrl_c() -> None:
     running = OnTerminal(command("top", "--interval", "0.05"), TERM="xterm", COLUMNS="200")
     running.read_until(b"No job", b"up ")
     assert running.ctrl_c() == 0
+
+
+def test_top_that_is_ended_leaves_the_terminal_as_it_was() -> None:
+    running = OnTerminal(command("top", "--interval", "60"), TERM="xterm", COLUMNS="200")
+    running.read_until(b"s: the slowest first")
+    assert not termios.tcgetattr(running.terminal)[3] & termios.ECHO
+    running.process.terminate()
+    running.read_until(b"\x1b[?1049l")
+    assert termios.tcgetattr(running.terminal)[3] & termios.ECHO
+    assert running.end() == 143
 
 
 def test_keys_change_what_top_shows() -> None:

@@ -3,6 +3,7 @@
 import os
 import select
 import shutil
+import signal
 import sys
 import termios
 import time
@@ -47,6 +48,10 @@ def screen() -> Iterator[Callable[[float], str]]:
             return _NAMED.get(pressed, pressed.decode(errors="replace"))
         return ""
 
+    def end(number: int, _: object) -> None:
+        raise SystemExit(128 + number)
+
+    handlers = {number: signal.signal(number, end) for number in (signal.SIGTERM, signal.SIGHUP)}
     click.echo(_ENTER, nl=False)
     try:
         if keyboard is not None:
@@ -56,3 +61,5 @@ def screen() -> Iterator[Callable[[float], str]]:
         if keyboard is not None and before is not None:
             termios.tcsetattr(keyboard, termios.TCSADRAIN, before)
         click.echo(_LEAVE, nl=False)
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
