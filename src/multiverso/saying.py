@@ -33,7 +33,7 @@ class Progress:
         """So many more are done."""
         self._done += nbytes
         now = time.monotonic()
-        if now >= self._next and self._done < self._all:
+        if now >= self._next and 0 < self._done < self._all:
             self._next = now + _NEXT_SECONDS
             left = (now - self._began) / self._done * (self._all - self._done)
             say(f"{self._what}: {self._done / 1e9:.1f} of {self._all / 1e9:.1f} GB, about {left:.0f} s left")

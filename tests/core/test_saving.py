@@ -18,6 +18,7 @@ from safetensors.numpy import load_file, save_file
 import multiverso as mv
 from multiverso.errors import SnapshotError
 from multiverso.files.opening import sha256_of, write_whole
+from multiverso.files.parsing import tensors
 from multiverso.runtime import Node, Session
 from multiverso.updaters import Updater
 
@@ -223,6 +224,15 @@ def test_what_takes_long_says_how_far_it_is(
     assert re.fullmatch(r"multiverso: writing .*/large: 0\.0 of 0\.0 GB, about 0 s left", said[0])
     assert "reading" in said[-1]
     write_whole(tmp_path / "small", b"a" * 999)
+    monkeypatch.setattr("multiverso.files.parsing._SLICE_BYTES", 1000)
+    monkeypatch.setattr("multiverso.files.parsing._LARGE_BYTES", 8000)
+    saved = {"many": np.arange(1100.0).reshape(550, 2), "none": np.empty((0, 3)), "one": np.array(7)}
+    save_file(saved, tmp_path / "tensors")
+    capsys.readouterr()
+    with tensors(tmp_path / "tensors", "one of ours") as (_, read):
+        for name, array in read().items():
+            assert (array.dtype, bits(array)) == (saved[name].dtype, bits(saved[name]))
+    assert re.search(r"reading .*/tensors: 0\.0 of 0\.0 GB, about 0 s left", capsys.readouterr().err)
     assert capsys.readouterr().err == ""
     with (tmp_path / "closed").open("w") as closed:
         pass

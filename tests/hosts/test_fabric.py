@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import socket
 import threading
 from typing import Any
@@ -22,6 +23,7 @@ from multiverso.hosts.transport.credentials import Credentials, new_credentials
 from multiverso.hosts.transport.handshake import Hello
 from multiverso.hosts.transport.listener import open_port
 from multiverso.hosts.values.copies import CHUNK_BYTES, chunk_bytes_of, chunks_of, homes_of
+from multiverso.hosts.values.state import Ticket
 from multiverso.layout import words as at
 from multiverso.memory import words
 from multiverso.spec.table import DTYPES, TableSpec
@@ -66,6 +68,24 @@ def test_a_link_that_is_cut_again_and_again_and_carries_something_between_is_mad
             made[1].peers.interrupt(0)
         barrier(made)
         assert all(np.all(shard.values() == 30) for shard in shards)
+
+
+def test_values_that_take_long_to_come_say_how_many_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[str] = []
+    monkeypatch.setattr("multiverso.saying._FIRST_SECONDS", 0.0)
+    monkeypatch.setattr("multiverso.saying.say", said.append)
+    with fabrics(2, share=0) as made:
+        for each in made:
+            each.attach(1, new_shard(CHUNKS))
+        barrier(made)
+        left: set[Any] = set(range(1, 100_000))
+        monkeypatch.setattr(made[0].links[1], "settle", lambda take, tables: Ticket(1, left))
+        taking = threading.Thread(target=made[0].take, args=(Deadline.after(60),))
+        taking.start()
+        wait_for(lambda: left.pop() and said)  # it looks each half a second how many are left
+        left.clear()
+        taking.join()
+    assert re.fullmatch(r"taking values from 1 other host\(s\): \d+\.\d of 104\.9 GB, about \d+ s left", said[0])
 
 
 def test_an_encrypted_connection_is_made_anew_before_its_key_is_used_too_often(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,8 +7,9 @@ pipe, a device) can make a reader wait.
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Callable, Iterator
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, BinaryIO, TypeVar
 
 import msgspec
 import numpy as np
@@ -17,9 +18,11 @@ from msgspec import Meta
 
 from multiverso.errors import SnapshotError
 from multiverso.files import opening as files
+from multiverso.saying import Progress
 
 T = TypeVar("T")
 _LONGEST_RECORD = 1 << 26
+_LARGE_BYTES, _SLICE_BYTES = 1 << 30, 1 << 22
 
 # What records are made of. A file's name is one below the folder of its record, and goes no way up.
 FileName = Annotated[str, Meta(min_length=1, max_length=1024, pattern=r"\A(?!/)(?!(?:.*/)?\.\.(?:/|\Z))[^\x00]+\Z")]
@@ -72,6 +75,16 @@ def read_record(path: files.PathLike, schema: type[T], what: str, format: str | 
     return parse(content, schema, path, what, format)
 
 
+def _bring_into_memory(file: BinaryIO, path: files.PathLike) -> None:
+    """Reads a large file once, where that can be said how far it is; who reads it then finds it in the page cache."""
+    nbytes = os.fstat(file.fileno()).st_size
+    if nbytes < _LARGE_BYTES:
+        return
+    progress, buffer = Progress(f"reading {path}", nbytes), bytearray(_SLICE_BYTES)
+    while got := file.readinto(buffer):  # type: ignore[attr-defined]
+        progress.add(got)
+
+
 @contextlib.contextmanager
 def tensors(
     path: files.PathLike, what: str
@@ -92,6 +105,7 @@ def tensors(
         with files.open_plain(path) as plain, safe_open(files.path_of(plain), framework="numpy") as file:
 
             def read() -> dict[str, npt.NDArray[np.generic]]:
+                _bring_into_memory(plain, path)
                 return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
 
             yield file.metadata() or {}, read

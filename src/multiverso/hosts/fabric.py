@@ -22,12 +22,13 @@ from multiverso.hosts.rounds.rounds import Rounds
 from multiverso.hosts.transport.channel import FAR
 from multiverso.hosts.transport.credentials import Credentials
 from multiverso.hosts.transport.handshake import ROUNDS, VALUES
-from multiverso.hosts.values.copies import Copy, chunk_bytes_of
+from multiverso.hosts.values.copies import CHUNK_BYTES, Copy, chunk_bytes_of
 from multiverso.hosts.values.held_tables import HeldTables
 from multiverso.hosts.values.link import Link
 from multiverso.hosts.values.loop import Loop
 from multiverso.hosts.values.options import Every
-from multiverso.hosts.values.state import Held
+from multiverso.hosts.values.state import Held, Ticket
+from multiverso.saying import Progress
 from multiverso.shards.shard import Shard
 
 _SOON_SECONDS, _LATER_SECONDS = 0.002, 0.05
@@ -248,10 +249,15 @@ class Fabric:
         for peer, ticket in tickets.items():
             while not ticket.done and time.monotonic() < until:
                 ends[peer].receive_now()
+        missing = self._missing(tickets.values(), in_rounds)
+        progress = Progress(f"taking values from {len(tickets)} other host(s)", missing)
         with self._settled:
             while True:
+                if take:
+                    before, missing = missing, self._missing(tickets.values(), in_rounds)
+                    progress.add(before - missing)
                 left = {peer: ticket for peer, ticket in tickets.items() if not ticket.done}
-                late = take and not all(map(self.rounds.is_whole, in_rounds))
+                late = take and any(map(self.rounds.missing, in_rounds))
                 if not (left or late):
                     return True
                 if self.tables.epoch != epoch:
@@ -263,6 +269,11 @@ class Fabric:
                     peers = ", ".join(map(str, sorted(awaited)))
                     raise WaitTimeoutError(f"host {self.host} could not {what} host(s) {peers} within {deadline}")
                 self._settled.wait(deadline.slice_left())
+
+    def _missing(self, tickets: Iterable[Ticket], in_rounds: Iterable[int]) -> int:
+        """Returns how many bytes are still to come, nearly: chunks count as if they were of one size."""
+        chunks = sum(len(ticket.left) for ticket in tickets) + sum(map(self.rounds.missing, in_rounds))
+        return chunks * CHUNK_BYTES
 
     def _went(self, peer: int) -> bool:
         """Returns whether a host is lost and the others continue without it."""

@@ -234,7 +234,7 @@ class RejoiningWorld(RoundsWorld):
         rounds, staged = self.rounds[host.number], self.kept[host.number]
         rounds.attach(TABLE, staged, self.overwritten)
         if self.overwritten:
-            self.whole[host.number] = lambda: rounds.is_whole(TABLE)
+            self.whole[host.number] = lambda: not rounds.missing(TABLE)
 
     def _begin_overwriting(self, host: Host, writer: int, turn: int) -> None:
         if host.incarnation == self.incarnations[host.number]:  # one that comes later hears of it when it comes

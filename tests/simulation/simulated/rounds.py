@@ -212,7 +212,7 @@ class RoundsWorld(World):
         if self._when_up(host, lambda: self._begin_overwriting(host, writer, turn)):
             rounds = self.rounds[host.number]
             rounds.overwrite(TABLE, writer, turn)
-            self.whole[host.number] = lambda: rounds.is_whole(TABLE)
+            self.whole[host.number] = lambda: not rounds.missing(TABLE)
 
     def _sum(self, number: int, hosts: list[int], old: np.ndarray, place: slice) -> np.ndarray:
         """What a worker after another adds on one host."""

@@ -106,11 +106,11 @@ class Rounds(Chain):
             table.began = True
         self.run(table)
 
-    def is_whole(self, number: int) -> bool:
-        """Returns whether the initial values of all hosts, and what `overwrite` has said last, are here."""
+    def missing(self, number: int) -> int:
+        """Returns how many chunks are not here of all hosts' initial values, or of what `overwrite` has said last."""
         with self.state_lock:
             table = self.tables.get(number)
-            return table is None or table.arrived >= (table.awaited + 1) * table.chunks
+            return 0 if table is None else max(0, (table.awaited + 1) * table.chunks - table.arrived)
 
     def turns(self) -> dict[int, int]:
         """Returns the first turn of each table that this host is not ready for, while its workers are at a barrier."""
@@ -125,7 +125,7 @@ class Rounds(Chain):
             host: whose values.
             turn: of the head, which all that are behind it have to go through in its order: a reading that was given
                 up can have made the head ready for a round that others are not ready for.
-            awaited: whether all are as far as the head, so that `is_whole` can wait for the values.
+            awaited: whether all are as far as the head, so that `missing` tells when the values are here.
         """
         with self.memory_lock, self.state_lock:
             table = self.tables.get(number)

@@ -15,6 +15,7 @@ from multiverso.errors import SnapshotError
 from multiverso.kernels.keyed.passes import GONE
 from multiverso.layout.keyed import MIXED, NO_ROW, at
 from multiverso.runtime.session.replacing import leaves_values
+from multiverso.saying import Progress
 from multiverso.spec.table import checked_count
 from multiverso.tables.convert import Array
 from multiverso.tables.keyed import export, saving, snapshots
@@ -27,7 +28,7 @@ from multiverso.tables.keyed.snapshots import Snapshot
 from multiverso.tables.keyed.spread import SpreadCalls, SpreadPasses
 from multiverso.tables.keyed.whole import KeyedPasses
 
-_MOST_AT_ONCE = 1 << 16
+_MOST_AT_ONCE, _MOST_LOADED_AT_ONCE = 1 << 16, 1 << 20
 
 
 class KeyedContents(HeldKeyedTable):
@@ -181,10 +182,15 @@ class KeyedContents(HeldKeyedTable):
             places[places == keys.size] = 0
             self._remove(there[keys[places] != there] if keys.size else there)
         self._calls.set_word(at.TICK, ticks)  # before the rows: on several hosts they count as used now
+        row_bytes = sum(self._spec.widths()) * self._dtype.itemsize
+        progress = Progress(f"loading rows into the table {self.name!r}", keys.size * row_bytes)
         for content in parts:
-            self._calls.overwrite(content.keys, content.rows)
-            if content.uses is not None and self._spec.keeps_use:
-                self._passes.note_use(content.keys, content.uses)
+            for low in range(0, content.keys.size, _MOST_LOADED_AT_ONCE):
+                now = slice(low, low + _MOST_LOADED_AT_ONCE)
+                self._calls.overwrite(content.keys[now], content.rows[now])
+                if content.uses is not None and self._spec.keeps_use:
+                    self._passes.note_use(content.keys[now], content.uses[now])
+                progress.add(content.keys[now].size * row_bytes)
 
     def _remove(self, keys: Any, timeout_seconds: float | None = None) -> npt.NDArray[np.bool_]:
         array = as_keys(keys)
