@@ -15,8 +15,8 @@ from multiverso.runtime import Node, Session
 from multiverso.tables import ArrayTableHandler, KeyedTable
 from multiverso.tables.log import log_of
 from multiverso.watching.history import History
-from multiverso.watching.slowest import Slowest, slowest
-from multiverso.watching.snapshot import Observer, Snapshot, Worker, kind_of
+from multiverso.watching.slowest import Busiest, Slowest, busiest, slowest
+from multiverso.watching.snapshot import Link, Observer, Snapshot, Worker, kind_of
 
 IDLE = Worker(
     id=0,
@@ -137,6 +137,29 @@ def test_the_slowest_is_who_is_waited_for_or_does_much_less() -> None:
     assert slowest(before, again) is None, "what another start did does not count"
     few = moment(1, changed(fast, adds=9.0), changed(slow, adds=1.0))
     assert slowest(None, few) is None
+
+
+def test_who_has_become_slow_is_named_by_the_last_seconds() -> None:
+    history = History()
+    for look in range(41):
+        slowed = 10 * look if look <= 32 else 320 + 4 * (look - 32)  # 20 a second, and 8 from the 16th second on
+        both = changed(IDLE, adds=10.0 * look), changed(IDLE, id=1, adds=float(slowed))
+        history.add(moment(look / 2, *both))
+        if look == 32:
+            assert history.slowest is None
+    assert history.slowest is not None
+    assert (history.slowest.worker, round(history.slowest.pace, 1)) == (1, 0.4)
+
+
+def test_a_connection_that_is_busy_nearly_all_the_time_is_named() -> None:
+    def links(*busy_seconds: float) -> list[Link]:
+        return [Link(f"host-{i}", "connected", 1, 0.0, 0.0, busy) for i, busy in enumerate(busy_seconds, 1)]
+
+    before = moment(10, IDLE, links=links(5, 9))
+    assert busiest(before, moment(20, IDLE, links=links(14.5, 14))) == Busiest("host-1", 0.95)
+    assert "the network is the limit: the connection to host-1 is busy 95% of" in str(Busiest("host-1", 0.95))
+    assert busiest(before, moment(20, IDLE, links=links(12, 16))) is None
+    assert busiest(None, moment(20, IDLE, links=links(20))) is None
 
 
 @given(st.lists(st.floats(0.01, 100), min_size=1, max_size=200), st.integers(4, 20))

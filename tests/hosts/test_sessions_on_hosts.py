@@ -158,6 +158,7 @@ def test_every_node_knows_what_the_workers_of_all_hosts_have_done() -> None:
                 assert (link["host"], link["state"]) == (other, "connected")
                 assert min(link["bytes_sent"], link["bytes_received"]) > 16
                 assert 0 < link["round_trip_seconds"] < 60
+                assert 0 <= link["busy_seconds"] < 60
                 assert re.search(rf"{other} +connected .* ms +0 times", render([Job().see(node.status())]))
             session.barrier()
 

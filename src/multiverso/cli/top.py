@@ -117,6 +117,8 @@ def _render_job(job: Job, sort: str) -> Iterator[str]:
     yield click.style(title, bold=True) + click.style(f"  {now.address}", dim=True)
     if job.history.slowest is not None:
         yield click.style(f"{job.history.slowest}", fg="yellow")
+    if job.history.busiest is not None:
+        yield click.style(f"{job.history.busiest}", fg="yellow")
     yield render_workers(job, sort)
     if now.tables:
         yield _render_tables(job)
@@ -234,8 +236,9 @@ def _render_links(job: Job) -> str:
             size(link.bytes_sent),
             size(link.bytes_received),
             *(size(job.per_second("links", link.host, count)) for count in ("bytes_sent", "bytes_received")),
+            f"{job.per_second('links', link.host, 'busy_seconds'):.0%}" if job.history.before else "",
             "" if link.round_trip_seconds is None else f"{1e3 * link.round_trip_seconds:.2g} ms",
             f"{max(0, link.connections - 1)} times",
         )
         rows.append(row)
-    return in_columns(("host", "link", "sent", "received", "sent/s", "received/s", "round trip", "cut"), rows)
+    return in_columns(("host", "link", "sent", "received", "sent/s", "received/s", "busy", "round trip", "cut"), rows)

@@ -389,11 +389,12 @@ class Fabric:
             if peer != self.host:
                 ends = self.peers.to(peer)
                 found[peer] = {
-                    "connected": all(end.connected for end in ends),
+                    "connected": all(end.connected for end in ends if end.connections),
                     "connections": max((end.connections for end in ends), default=0),
                     "bytes_sent": sum(end.bytes_sent for end in ends),
                     "bytes_received": sum(end.bytes_received for end in ends),
-                    "round_trip_seconds": min((end.round_trip() for end in ends), default=FAR),
+                    "busy_seconds": max((end.busy_seconds() for end in ends), default=0.0),
+                    "round_trip_seconds": min((end.delay() for end in ends), default=FAR),
                 }
         return found
 

@@ -33,6 +33,7 @@ class Message(Struct, frozen=True):
     now: Snapshot | None
     slowest: Slowest | None
     verdict: str
+    network: str
     points: list[Point]
     events: list[Event]
     whole: bool = False
@@ -82,9 +83,9 @@ class Feed:
         return document(self.everything(), f"{now.program} - multiverso" if now else "multiverso")
 
     def _message(self, points: list[Point], events: list[Event], *, whole: bool = False) -> Message:
-        now, found = self.history.now, self.history.slowest
+        now, found, network = self.history.now, self.history.slowest, self.history.busiest
         verdict = ending(now) if now is not None and now.over else "" if found is None else str(found)
-        return Message(now, found, verdict, points, events, whole)
+        return Message(now, found, verdict, str(network or ""), points, events, whole)
 
     # -- listeners -------------------------------------------------------------------------------------------
 

@@ -42,6 +42,7 @@ _PUBLICATION_GAUGES = {
 _LINK_COUNTERS = {
     "bytes_sent": "Bytes of values, rows and messages sent to a host.",
     "bytes_received": "Bytes of values, rows and messages received from a host.",
+    "busy_seconds": "Seconds for which something that was sent to a host was on its way.",
     "connections": "Connections made to a host: the first one, and one after each cut.",
 }
 _STATES = ("alive", "left", "lost")
@@ -91,7 +92,9 @@ def _families(now: Snapshot | None) -> Iterator[str]:
     connected: list[_Sample] = [(labels, one.state == "connected") for labels, one in links]
     yield _family("link_connected", "gauge", "1 while the connection to a host is there.", connected)
     trips: list[_Sample] = [(labels, one.round_trip_seconds) for labels, one in links]
-    yield _family("link_round_trip_seconds", "gauge", "The shortest way to a host and back.", trips)
+    yield _family(
+        "link_round_trip_seconds", "gauge", "How long a packet takes to a host and back, newest and smoothed.", trips
+    )
     logged: list[_Sample] = [
         ({**labels, "name": name}, value) for labels, one in workers for name, value in one.values.items()
     ]

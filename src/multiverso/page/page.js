@@ -5,12 +5,14 @@
   const WINDOW = 10, MOST_POINTS = 1200, MOST_EVENTS = 500, MOST_COLOURS = 8, MOST_EDGES = 300;
   // of a worker's pace: see Pace in watching/history.py
   const ID = 0, OPERATIONS = 1, WAITED = 2, COST = 3, STALENESS = 4, CPU = 5, MEMORY = 6, STEP = 7, VALUES = 8;
-  const state = { now: null, slowest: null, verdict: "", points: [], events: [], lost: "", sort: "id", down: false, seen: [] };
+  const state = { now: null, slowest: null, verdict: "", points: [], events: [], network: "", lost: "", sort: "id", down: false, seen: [] };
 
   // -- numbers and words
   const plain = new Intl.NumberFormat("en", { maximumSignificantDigits: 3, notation: "compact" });
   const number = (value) => (value == null || !isFinite(value) ? "" : plain.format(value));
   const percent = (value) => (value == null ? "" : `${Math.round(100 * value)}%`);
+  const share = (value) => (value == null ? "" : value < 0.1 ? `${Number((100 * value).toPrecision(2))}%` : percent(value));
+  const milliseconds = (value) => (value == null ? "" : `${Number((1e3 * value).toPrecision(2))} ms`);
   const bytes = (value) => {
     if (value == null) return "";
     let unit = 0;
@@ -105,7 +107,10 @@
     say(head.children[2].firstChild, stepping() ? "steps/s" : "calls/s");
     const seen = now.workers.map((worker) => {
       const from = past && (paceOf(past, worker.id) ? past : points.find((point) => paceOf(point, worker.id))); // it may have come later
-      const of = (column) => from && rate(from, last, (point) => (paceOf(point, worker.id) || [])[column]);
+      const of = (column) => {
+        const read = (point) => (paceOf(point, worker.id) || [])[column];
+        return from && rate(read(from) == null ? points.find((point) => read(point) != null) : from, last, read); // it may have begun to log later
+      };
       const others = Math.max(1, now.workers.filter((one) => one.state === "alive").length - 1);
       const [share, cost] = [of(WAITED), of(COST)];
       return { ...worker, rate: of(counted), share: share == null ? null : Math.min(1, share), cost: cost == null ? 0 : Math.min(1, cost / others), cpu: of(CPU) };
@@ -220,11 +225,22 @@
     }
     if (stepping()) found.push(["steps", "steps a second", number, speed(STEP)]);
     found.push(["operations", "adds, gets and exchanges a second", number, speed(OPERATIONS)]);
-    if (now.workers.length > 1) found.push(["waited", "share of the time spent waiting", percent, (a, b, id) => { const share = speed(WAITED)(a, b, id); return share == null ? null : Math.min(1, share); }]);
+    if (now.workers.length > 1) found.push(["waited", "share of the time spent waiting", share, (a, b, id) => { const share = speed(WAITED)(a, b, id); return share == null ? null : Math.min(1, share); }]);
     if (now.workers.some((worker) => worker.staleness > 0)) found.push(["staleness", "staleness: pushes of others between reads", number, gauge(STALENESS)]);
-    found.push(["cpu", "processor time, of one core", percent, speed(CPU)], ["memory", "memory", bytes, gauge(MEMORY)]);
-    const links = now.links.flatMap(({ host }) => [[host, 0], [host, 1]]);
-    if (links.length) found.push(["links", "bytes a second to and from other hosts", bytes, (a, b, [host, way]) => a && rate(a, b, (point) => (point[2][host] || [])[way]), links]);
+    found.push(["cpu", "processor time, of one core", share, speed(CPU)], ["memory", "memory", bytes, gauge(MEMORY)]);
+    const hosts = now.links.map(({ host }) => host), of = (point, host, what) => (point[2][host] || [])[what];
+    if (hosts.length) {
+      found.push(["links", "bytes a second to and from other hosts", bytes, (a, b, [host, way]) => a && rate(a, b, (point) => of(point, host, way)), hosts.flatMap((host) => [[host, 0], [host, 1]])]);
+      found.push(["delays", "round trip to other hosts", milliseconds, (a, b, [host]) => of(b, host, 2) ?? null, hosts.map((host) => [host])]);
+    }
+    const keyed = now.tables.filter((table) => table.kind === "keyed"), counted = (point, name, what) => (point[3][name] || [])[what];
+    if (keyed.length) found.push(["rows", "rows of keyed tables", number, (a, b, [name]) => counted(b, name, 0) ?? null, keyed.map(({ name }) => [name])]);
+    const copied = keyed.filter((table) => table.copies_used);
+    const hits = (a, b, [name]) => {
+      const [used, fetched] = [1, 2].map((what) => a && rate(a, b, (point) => counted(point, name, what)));
+      return used ? Math.max(0, 1 - fetched / used) : null;
+    };
+    if (copied.length) found.push(["hits", "reads of other hosts' rows that a copy here has served", percent, hits, copied.map(({ name }) => [name])]);
     return points.length > 1 ? found : [];
   }
   function drawCharts() {
@@ -241,30 +257,35 @@
       if (!chart) {
         const figure = make("figure"), caption = make("figcaption"), place = make("div", { role: "img" });
         caption.append(make("span", {}, title), make("output", { "aria-live": "off" }));
-        figure.append(caption, place);
+        figure.append(caption, ...(links ? [make("ul", { class: "legend" })] : []), place);
         $("charts").append(figure);
         chart = { figure, place, output: caption.lastChild, plot: null };
         charts.set(key, chart);
       }
+      if (links) explain(chart.figure.children[1], links.map((one, i) => [colours[i], wayOf(one)]));
       if (!chart.plot) chart.plot = plotIn(chart, series, colours, format, data, key.startsWith("logged"));
       else chart.plot.setData(data);
       chart.signature = signature;
       const last = data.slice(1).map((values) => values[values.length - 1]).filter((value) => value != null);
       const none = () => (data.slice(1).some((values) => values.some((value) => value != null)) ? "none now" : "no values yet");
       const range = last.length ? `now ${format(Math.min(...last))} to ${format(Math.max(...last))}` : none();
-      chart.place.setAttribute("aria-label", `Chart by ${links ? "host" : "worker"}: ${title}; ${range}`);
+      chart.place.setAttribute("aria-label", `Chart by ${!links ? "worker" : key === "links" || key === "delays" ? "host" : "table"}: ${title}; ${range}`);
       if (!chart.pointed) say(chart.output, range);
     }
     const items = few() ? workers.map((id) => [colourOf(id), `worker ${id}`]) : [["--many", `${workers.length} workers`], ...(state.slowest ? [["--c1", `worker ${state.slowest.worker}, the slowest`]] : [])];
-    resize($("legend"), items.length, () => { const item = make("li"); item.append(make("span", { class: "swatch" }), make("span")); return item; });
-    items.forEach(([name, text], i) => { const item = $("legend").children[i]; item.firstChild.style.background = `var(${name})`; say(item.lastChild, text); });
+    explain($("legend"), items);
   }
+  const explain = (list, items) => {
+    resize(list, items.length, () => { const item = make("li"); item.append(make("span", { class: "swatch" }), make("span")); return item; });
+    items.forEach(([name, text], i) => { const item = list.children[i]; item.firstChild.style.background = `var(${name})`; say(item.lastChild, text); });
+  };
+  const wayOf = ([host, way]) => (way === undefined ? host : `${way ? "from" : "to"} ${host}`);
   const WIDTH = (chart) => Math.max(200, chart.place.clientWidth), HEIGHT = 170;
   const sizes = new ResizeObserver(() => { for (const chart of charts.values()) if (chart.plot) chart.plot.setSize({ width: WIDTH(chart), height: HEIGHT }); });
   sizes.observe($("charts"));
   function plotIn(chart, series, colours, format, data, fits) {
     const axis = { stroke: colour("--quiet"), grid: { stroke: colour("--line"), width: 1 }, ticks: { show: false }, font: "12px system-ui, sans-serif" };
-    const name = (one) => (Array.isArray(one) ? `${one[1] ? "from" : "to"} ${one[0]}` : `${one}`);
+    const name = (one) => (Array.isArray(one) ? wayOf(one) : `${one}`);
     const options = {
       width: WIDTH(chart), height: HEIGHT, legend: { show: false }, cursor: { y: false, points: { show: series.length <= MOST_COLOURS } },
       scales: { y: { range: (plot, low, high) => (fits && low != null && high > low ? [low - (high - low) * 0.05, high + (high - low) * 0.05] : low == null ? [0, 1] : [Math.min(0, low), high > Math.max(0, low) ? high + (high - Math.min(0, low)) * 0.05 : low + 1]) } },
@@ -309,13 +330,18 @@
     const kept = state.past || { at: state.now.at - up, tables: [] };
     const seconds = Math.max(1e-3, state.now.at - kept.at);
     const grown = (table, what) => Math.max(0, table[what] - ((kept.tables.find((one) => one.id === table.id) || {})[what] || 0)) / seconds;
-    rows($("tables").tBodies[0], tables.map((table) => [table.name, `${table.shape.join(" x ")} ${table.dtype}${table.kind === "keyed" ? ", by key" : ""}${table.copies_used ? `, ${table.copies} copies (${(100 * table.copies_fetched / table.copies_used).toFixed(1)} % fetched)` : ""}`, table.updater,
-      number(grown(table, "adds") + grown(table, "exchanges")), number(grown(table, "gets") + grown(table, "exchanges")), bytes(grown(table, "bytes")), duration(table.wait_seconds), table.staleness ? table.staleness.toFixed(1) : ""]));
+    rows($("tables").tBodies[0], tables.map((table) => [table.name, `${table.shape.join(" x ")} ${table.dtype}${table.kind === "keyed" ? ", by key" : ""}${table.copies_used ? `, ${table.copies} copies` : ""}`, table.updater,
+      number(grown(table, "adds") + grown(table, "exchanges")), number(grown(table, "gets") + grown(table, "exchanges")), bytes(grown(table, "bytes")), duration(table.wait_seconds), table.staleness ? table.staleness.toFixed(1) : "",
+      table.copies_used ? `${(100 * (1 - table.copies_fetched / table.copies_used)).toFixed(1)}%` : ""]));
     $("publications").closest("section").hidden = !publications.length;
     rows($("publications").tBodies[0], publications.map((one) => [one.name, one.version, one.step ?? "", one.readers, one.left_out, bytes(one.memory_bytes)]));
     $("links").closest("section").hidden = !links.length;
+    const busy = (link) => {
+      const from = (kept.links || []).find((one) => one.host === link.host);
+      return from ? Math.min(1, Math.max(0, link.busy_seconds - from.busy_seconds) / seconds) : null;
+    };
     rows($("links").tBodies[0], links.map((link) => [link.host, link.state,
-      ...[0, 1].map((way) => (past ? bytes(rate(past, last, (point) => (point[2][link.host] || [])[way])) : "")), link.round_trip_seconds == null ? "" : `${Number((1e3 * link.round_trip_seconds).toPrecision(2))} ms`, link.connections > 1 ? `${link.connections - 1} times` : ""]));
+      ...[0, 1].map((way) => (past ? bytes(rate(past, last, (point) => (point[2][link.host] || [])[way])) : "")), percent(busy(link)), milliseconds(link.round_trip_seconds), link.connections > 1 ? `${link.connections - 1} times` : ""]));
   }
   let shown = "";
   function drawVerdict() {
@@ -325,6 +351,8 @@
     const news = now && slowest && !now.over && !lost ? `${slowest.worker} ${Math.round(slowest.share * 10)} ${slowest.share ? "" : Math.round(slowest.pace * 5)}` : text;
     if (news !== shown) say($("verdict"), text);
     shown = news;
+    $("network").hidden = !state.network;
+    if (state.network) say($("network"), `${state.network[0].toUpperCase()}${state.network.slice(1)}.`);
     $("verdict").className = lost && !(now && now.over) ? "bad" : slowest ? "slow" : "";
   }
   function draw() {
@@ -347,22 +375,22 @@
 
   const recent = [];
   function take(message) {
-    const { now, slowest, verdict, points, events, whole } = message;
+    const { now, slowest, verdict, network, points, events, whole } = message;
     if (whole) { state.points = []; state.events = []; $("events").replaceChildren(); $("events").newest = null; }
-    Object.assign(state, { now, slowest, verdict, lost: "" });
+    Object.assign(state, { now, slowest, verdict, network, lost: "" });
     state.points.push(...points);
     if (state.points.length > MOST_POINTS) state.points = state.points.filter((_, i) => (state.points.length - 1 - i) % 2 === 0);
     state.events.push(...events);
     state.events.splice(0, state.events.length - MOST_EVENTS);
     if (now) {
-      recent.push({ at: now.at, tables: now.tables });
+      recent.push({ at: now.at, tables: now.tables, links: now.links });
       while (recent.length > 2 && recent[1].at <= now.at - WINDOW) recent.shift();
       state.past = recent.length > 1 ? recent[0] : null;
     }
   }
   const saved = () => {
-    const { now, slowest, verdict, points, events } = state;
-    const data = JSON.stringify({ now, slowest, verdict, points, events, whole: true }).replaceAll("<", "\\u003c");
+    const { now, slowest, verdict, network, points, events } = state;
+    const data = JSON.stringify({ now, slowest, verdict, network, points, events, whole: true }).replaceAll("<", "\\u003c");
     return `<!doctype html>\n${pristine.replace(/(<script type="application\/json" id="data">)[^<]*/, (_, tag) => tag + data)}`;
   };
   $("save").addEventListener("click", () => {

@@ -7,12 +7,12 @@ from collections.abc import Iterator
 
 from msgspec import Struct
 
-from multiverso.watching.slowest import Slowest, slowest
+from multiverso.watching.slowest import Busiest, Slowest, busiest, slowest
 from multiverso.watching.snapshot import Link, Snapshot, Worker
 
 MOST_POINTS = 600
 _MOST_EVENTS = 500
-_WINDOW_SECONDS = 10.0
+_WINDOW_SECONDS, _LATELY_SECONDS = 10.0, 3.0
 
 
 class Event(Struct, frozen=True):
@@ -38,11 +38,17 @@ class Pace(Struct, frozen=True, array_like=True):
 
 
 class Point(Struct, frozen=True, array_like=True):
-    """A moment of the past: its workers, and the bytes that have gone to and come from each other host."""
+    """A moment of the past.
+
+    Attributes:
+        links: of the way to each other host the bytes sent and received, and its delay.
+        keyed: of each keyed table its rows, how many of other hosts' were used, and how many of these came from there.
+    """
 
     at: float
     workers: list[Pace]
-    links: dict[str, tuple[float, float]]
+    links: dict[str, tuple[float, float, float | None]]
+    keyed: dict[str, tuple[int, int, int]]
 
 
 class History:
@@ -57,6 +63,7 @@ class History:
         events: the newest things that happened.
         now: the last snapshot.
         slowest: who has held the others up in the last ten seconds.
+        busiest: the way to another host that was busy nearly all of that time.
     """
 
     def __init__(self, most: int = MOST_POINTS) -> None:
@@ -64,6 +71,7 @@ class History:
         self.events: deque[Event] = deque(maxlen=_MOST_EVENTS)
         self.now: Snapshot | None = None
         self.slowest: Slowest | None = None
+        self.busiest: Busiest | None = None
         self._most = most
         self._apart = 0.0
         self._recent: deque[Snapshot] = deque()
@@ -82,7 +90,10 @@ class History:
         self._recent.append(now)
         while len(self._recent) > 2 and self._recent[1].at <= now.at - _WINDOW_SECONDS:
             self._recent.popleft()
-        self.slowest = None if now.over else slowest(self._recent[0] if len(self._recent) > 1 else None, now)
+        before = self._recent[0] if len(self._recent) > 1 else None
+        lately = [one for one in self._recent if one.at <= now.at - _LATELY_SECONDS]
+        self.slowest = None if now.over else slowest(before, now, lately[-1] if lately else None)
+        self.busiest = None if now.over else busiest(before, now)
         self.now = now
         return news
 
@@ -111,7 +122,8 @@ def point_of(now: Snapshot) -> Point:
             )
             for one in now.workers
         ],
-        {link.host: (link.bytes_sent, link.bytes_received) for link in now.links},
+        {link.host: (link.bytes_sent, link.bytes_received, link.round_trip_seconds) for link in now.links},
+        {one.name: (one.shape[0], one.copies_used, one.copies_fetched) for one in now.tables if one.kind == "keyed"},
     )
 
 
@@ -140,7 +152,7 @@ def _events(before: Snapshot | None, now: Snapshot) -> Iterator[Event]:
             yield Event(now.at, f"{_name(one)} was lost", bad=True)
     ways: dict[str, Link] = {} if before is None else {link.host: link for link in before.links}
     for link in now.links:
-        if link.host in ways and link.state != ways[link.host].state:
+        if link.host in ways and link.state not in (ways[link.host].state, "not yet connected"):
             words = {"lost": "host {} was lost", "cut": "the connection to {} was cut", "ended": "{} has ended"}.get(
                 link.state, "{} is connected"
             )

@@ -1,7 +1,8 @@
-"""Which worker holds the others up, by what lies between two snapshots."""
+"""Which worker holds the others up, or whether the network does, by what lies between two snapshots."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from statistics import median
 
 from msgspec import Struct
@@ -13,6 +14,7 @@ _LEAST_SHARE = 0.05  # of the others' time, that is worth a word
 _MUCH_SLOWER = 0.7  # of what the others do
 _MOST_WAITS = 3
 _FEWEST = 10  # operations of the others, from which a pace can be told
+_BUSY = 0.8  # of the time, from which a connection has little room left
 
 
 class Slowest(Struct, frozen=True):
@@ -38,7 +40,29 @@ class Slowest(Struct, frozen=True):
         )
 
 
-def slowest(before: Snapshot | None, now: Snapshot) -> Slowest | None:
+class Busiest(Struct, frozen=True):
+    """The way to another host that is busy nearly all the time: ``share`` of it, so that more would take longer."""
+
+    host: str
+    share: float
+
+    def __str__(self) -> str:
+        return f"the network is the limit: the connection to {self.host} is busy {self.share:.0%} of the time"
+
+
+def busiest(before: Snapshot | None, now: Snapshot) -> Busiest | None:
+    """Returns the busiest way to another host between two snapshots, or None: each has room left."""
+    past = {} if before is None or before.address != now.address else {link.host: link for link in before.links}
+    shares = [
+        (min(1.0, (link.busy_seconds - past[link.host].busy_seconds) / max(1e-3, now.at - before.at)), link.host)
+        for link in now.links
+        if before is not None and link.host in past and link.state == "connected"
+    ]
+    share, host = max(shares, default=(0.0, ""))
+    return Busiest(host, share) if share >= _BUSY else None
+
+
+def slowest(before: Snapshot | None, now: Snapshot, lately: Snapshot | None = None) -> Slowest | None:
     """Returns the worker that held the others up between two snapshots of a job, or None: no one does.
 
     Of workers that wait for each other it is the one that the others waited for most; of those that do not, one that
@@ -47,21 +71,37 @@ def slowest(before: Snapshot | None, now: Snapshot) -> Slowest | None:
     Args:
         before: the earlier one; None for the job's beginning.
         now: the later one.
+        lately: one between them, from which on the workers' paces are compared where they have done enough since.
     """
+    return _waited_for(before, now) or (lately and _behind(lately, now)) or _behind(before, now)
+
+
+def _since(before: Snapshot | None, now: Snapshot) -> tuple[list[Worker], float, Callable[[Worker, str], float]]:
+    """Returns the workers that count, the seconds between, and what a worker's counter has grown by meanwhile."""
     past = {} if before is None or before.restarts != now.restarts else {one.id: one for one in before.workers}
     seconds = now.up_seconds - (before.up_seconds if past and before else 0.0)
     live = [worker for worker in now.workers if worker.state == "alive"] or now.workers
-    if len(live) < 2 or seconds <= 0:
-        return None
 
     def since(worker: Worker, name: str) -> float:
         earlier = getattr(past[worker.id], name) if worker.id in past else 0.0
         return max(0.0, float(getattr(worker, name)) - float(earlier))
 
+    return live if len(live) > 1 and seconds > 0 else [], seconds, since
+
+
+def _waited_for(before: Snapshot | None, now: Snapshot) -> Slowest | None:
+    live, seconds, since = _since(before, now)
+    if not live:
+        return None
     worst = max(live, key=lambda worker: since(worker, "cost_seconds"))
     share = min(1.0, since(worst, "cost_seconds") / (seconds * (len(live) - 1)))
-    if share >= _LEAST_SHARE:
-        return Slowest(worst.id, share)
+    return Slowest(worst.id, share) if share >= _LEAST_SHARE else None
+
+
+def _behind(before: Snapshot | None, now: Snapshot) -> Slowest | None:
+    live, _, since = _since(before, now)
+    if not live:
+        return None
     done = {worker.id: since(worker, "operations") for worker in live}
     last = min(live, key=lambda worker: done[worker.id])
     others = median(number for worker_id, number in done.items() if worker_id != last.id)

@@ -61,7 +61,7 @@ class Table(Struct, frozen=True):
     """A table.
 
     Attributes:
-        shape: of one by key: keys that have a row, and numbers in a row; on several hosts of what lives on this one.
+        shape: of one by key: keys that have a row, and numbers in a row; on several hosts as far as they have said it.
         copies: of rows that live on other hosts, how many this one has.
         copies_used: how many rows were read there, or added to.
         copies_fetched: how many of these had to come first.
@@ -94,14 +94,20 @@ class Table(Struct, frozen=True):
 
 
 class Link(Struct, frozen=True):
-    """The way from the host whose node answers to another one."""
+    """The way from the host whose node answers to another one.
+
+    Attributes:
+        busy_seconds: for how long in all something that was sent had not arrived.
+        round_trip_seconds: the newest, smoothed as the system does it.
+    """
 
     host: str
     state: str
     connections: int
     bytes_sent: float
     bytes_received: float
-    round_trip_seconds: float | None = None  # the shortest one since it was connected
+    busy_seconds: float = 0.0
+    round_trip_seconds: float | None = None
 
 
 class Published(Struct, frozen=True):

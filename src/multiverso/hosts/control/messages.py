@@ -51,7 +51,8 @@ class Note(Struct, forbid_unknown_fields=True):
     Attributes:
         logged: the step and the values that it has given to `mv.log`.
         tables: by number.
-        keyed: of those whose rows live on one host each, by what the job calls them.
+        keyed: of those whose rows live on one host each, by what the job calls them; of a host's first worker also how
+            many ``rows`` live there.
     """
 
     program: str

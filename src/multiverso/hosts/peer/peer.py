@@ -73,7 +73,7 @@ class Peer:
         self._offered: tuple[Channel, Hello] | None = None
         self._last = (0, 0)
         self._got_on = False  # whether anything that counts has come over the last connection
-        self._generation = 0
+        self._generation, self._busy_before = 0, 0.0
         self._thread = threading.Thread(target=self._run, name=f"multiverso-{name}-in-{number}", daemon=True)
 
     @property
@@ -170,6 +170,16 @@ class Peer:
         """Returns the shortest way there and back in seconds; ``FAR`` while that is not known."""
         channel = self._channel
         return channel.round_trip() if channel is not None else FAR
+
+    def delay(self) -> float:
+        """Returns how long the way there and back takes now, smoothed; ``FAR`` while that is not known."""
+        channel = self._channel
+        return channel.delay() if channel is not None else FAR
+
+    def busy_seconds(self) -> float:
+        """Returns for how long something was on its way there, over all connections."""
+        with self._wake:
+            return self._busy_before + (self._channel.busy_seconds() if self._channel is not None else 0.0)
 
     def interrupt(self) -> None:
         """Ends the connection, as a fault of the network would; the next one begins at once."""
@@ -292,6 +302,7 @@ class Peer:
                 self._live = None
                 self._sent()
             with self._wake:
+                self._busy_before += channel.busy_seconds()
                 self._channel = None
             if begun:  # else another pair may have its place, and a connection
                 self._carried.cut()

@@ -22,7 +22,8 @@ def megabytes_for(seconds: float) -> int:
 
 
 _MANY = 64
-_MIN_RTT_AT = 148  # of Linux's struct tcp_info: tcpi_min_rtt, in microseconds
+# In Linux's struct tcp_info, in microseconds: tcpi_rtt, tcpi_min_rtt, tcpi_busy_time, tcpi_rwnd_limited.
+_RTT_AT, _MIN_RTT_AT, _BUSY_AT, _RECEIVER_AT = 68, 148, 168, 176
 sockets: weakref.WeakSet[socket.socket] = weakref.WeakSet()  # a forked child closes its copies
 
 
@@ -91,13 +92,24 @@ class Channel:
 
     def round_trip(self) -> float:
         """Returns the shortest way there and back in seconds: the system sees each acknowledgement."""
+        seconds = self._told(_MIN_RTT_AT, 4)
+        return FAR if seconds is None else seconds
+
+    def delay(self) -> float:
+        """Returns how long the way there and back takes now, smoothed, in seconds."""
+        return self._told(_RTT_AT, 4) or FAR
+
+    def busy_seconds(self) -> float:
+        """Returns for how long something that was sent was on its way, and the other side had room for more."""
+        return (self._told(_BUSY_AT, 8) or 0.0) - (self._told(_RECEIVER_AT, 8) or 0.0)
+
+    def _told(self, at: int, nbytes: int) -> float | None:
+        """Returns what the system says of the connection, in seconds; None where it does not (Linux before 4.10)."""
         try:
-            info = self._socket.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _MIN_RTT_AT + 4)
+            info = self._socket.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, at + nbytes)
         except OSError:
-            return FAR
-        if len(info) < _MIN_RTT_AT + 4:  # Linux before 4.6
-            return FAR
-        return int.from_bytes(info[_MIN_RTT_AT:], sys.byteorder) * 1e-6
+            return None
+        return int.from_bytes(info[at:], sys.byteorder) * 1e-6 if len(info) == at + nbytes else None
 
     def shutdown(self) -> None:
         """Ends it for both sides, and wakes threads that wait in here. Any thread may call it, more than once."""

@@ -62,7 +62,10 @@ def status_of(address: str, began: float, members: Membership, hosts: Hosts) -> 
         for table_id, shard in catalogue.shards.items()
     ]
     for called, table in catalogue.keyed_tables(sorted(graph.workers)).items():
-        tables.append(table | {"workers": table["workers"] | dict(remote.get(called, {}))})
+        there = {worker: dict(counts) for worker, counts in remote.get(called, {}).items()}
+        rows, columns = table["shape"]
+        shape = [rows + sum(int(counts.pop("rows", 0)) for counts in there.values()), columns]
+        tables.append(table | {"shape": shape, "workers": table["workers"] | there})
     return {
         "address": address,
         "host": control.here or None,

@@ -387,6 +387,8 @@ class OtherHosts(Hosts):
             seconds = link.pop("round_trip_seconds")
             link["round_trip_seconds"] = None if seconds == FAR else seconds
             state = "lost" if peer in self._lost else "connected" if is_connected else "cut"
+            if state == "connected" and not link["connections"]:
+                state = "not yet connected"
             if state == "cut" and all(self.control.worker(w).has_left for w in self.roster.workers_of(peer)):
                 state = "ended"
             links.append({"host": self.roster.names[peer], "state": state, **link})

@@ -92,6 +92,8 @@ class Reporter:
             worker = line.worker_id
             tables = {number: shard.statistics(worker) for number, shard in shards.items()}
             by_key = {called: table["workers"][worker] for called, table in keyed.items()}
+            if worker == self._roster.local[0]:
+                by_key = {called: counts | {"rows": keyed[called]["shape"][0]} for called, counts in by_key.items()}
             known = note_of(self._control.worker(worker), self._catalogue.memory(MEMORY))
             note = Note(**known, tables=tables, keyed=by_key)
             if note != self._last_notes.get(worker):
