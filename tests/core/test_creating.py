@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import threading
+import time
 from typing import Any
 
 import numpy as np
@@ -108,17 +109,59 @@ def test_where_reads_wait_a_table_with_a_name_is_one_of_the_order(mode: str) -> 
         table = mv.ArrayTableHandler(2, [me + 1, me + 1], name="w", initial="sum", session=session)
         second = mv.ArrayTableHandler(1, session=session)
         twin = mv.ArrayTableHandler(2, name="w", initial="sum", session=session)  # it is there: this waits for nobody
-        session.barrier()
-        if me == 0:
-            table.close()
-            twin.close()
-            twin = mv.ArrayTableHandler(2, name="w", initial="sum", session=session)
+        twin.close()
+        twin = mv.ArrayTableHandler(2, name="w", initial="sum", session=session)
         third = mv.ArrayTableHandler(3, session=session)
-        return str(error), [each.number for each in (twin, second, third)], twin.snapshot().tolist()
+        return str(error), [each.number for each in (table, second, third)], twin.snapshot().tolist()
 
     for error, numbers, values in together(work, 2, **MODES[mode]):
         assert "table number 1 differs between workers (worker 0: array of 2 float32 named 'w0'" in error
         assert (numbers, values) == ([1, 2, 3], [3.0, 3.0])
+
+
+@pytest.mark.parametrize("mode", ["sync", "bounded"])
+def test_where_reads_wait_a_name_that_is_opened_again_is_another_table(mode: str) -> None:
+    """A quick worker got the one that the others had not closed yet, and went through its rounds alone."""
+
+    def work(session: Session) -> Any:
+        found = []
+        for fold in range(8):
+            with mv.ArrayTableHandler(1, [100 * fold], name="model", session=session) as table:
+                for _ in range(2):
+                    table.add([1])
+                    table.get()
+                found.append((table.number, float(table.get()[0]) if session.consistency.in_rounds else None))
+                time.sleep(0.02 * ((session.worker_id + fold) % 2))
+        return found
+
+    want = [(fold + 1, 100.0 * fold + 4 if mode == "sync" else None) for fold in range(8)]
+    assert together(work, 2, **MODES[mode]) == [want] * 2
+
+
+def test_by_name_who_comes_next_writes_the_value_where_the_first_ones_were_interrupted() -> None:
+    """After two of them it was concluded without any: zeros."""
+    begun = threading.Event()
+
+    def work(session: Session) -> Any:
+        me = session.worker_id
+
+        def fill(shard: Any, last: bool, number: int) -> None:
+            begun.set()
+            if me == 0:
+                wait_for(lambda: all(session.control.worker(i).wait is not None for i in (1, 2)))
+            if me < 2:
+                raise InterruptedError
+            shard.values()[:] = 7
+
+        assert me == 0 or begun.wait(30)
+        error = outcome(lambda: session.open_table(TableSpec("array", 1, 3, name="w"), fill))
+        if me < 2:
+            assert isinstance(error, InterruptedError), error
+            return None
+        _, shard = error
+        return shard.values().tolist()
+
+    assert together(work, 3)[2] == [7.0] * 3
 
 
 def test_all_at_once_by_name_get_one_table() -> None:

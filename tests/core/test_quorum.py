@@ -18,6 +18,7 @@ from core_support import Worker, bits, outcome, together, wait_for
 import multiverso as mv
 from multiverso.errors import DeadlockError, NotInThisJobError, SnapshotError, StartupError
 from multiverso.layout import words as at
+from multiverso.params import SharedParams
 from multiverso.runtime import Node, Session
 from multiverso.runtime.joining import observe
 from multiverso.shards.shard import TableProgress, WorkerProgress
@@ -319,8 +320,17 @@ def _program(session: Session, delays: random.Random) -> Any:
             time.sleep(delays.random() * 0.004)
 
     table = mv.ArrayTableHandler(50, delta(9, 0, 50), session=session)
+    pause()
+    assert table.version == 0  # it has read none
+    params = SharedParams([delta(8, 0, 6)], name="managed", session=session)
     matrix = mv.MatrixTableHandler(4, 3, name="rows", session=session)
     seen = calls(session, table, 12, pause)
+    session.barrier()
+    for _ in range(3):
+        params.arrays[0][:] *= 1.5 + session.worker_id
+        pause()
+        params.exchange()
+        seen.append(bits(params.arrays[0]))
     session.barrier()  # or those that are late would wait for each other, in different tables
     for number in range(8):
         matrix.add(delta(session.worker_id, number, 6), [0, 3])
@@ -354,7 +364,7 @@ def test_a_replay_has_the_same_bits_whatever_the_timing(seed: int, tmp_path: Pat
     again = run(seed + 50, record=tmp_path / "b", replay=tmp_path / "a")
     assert again == first
     files = sorted(path.name for path in (tmp_path / "a").iterdir())
-    assert files == [f"table-{table}.worker-{worker}.json" for table in (1, 2) for worker in range(4)]
+    assert files == [f"table-{table}.worker-{worker}.json" for table in (1, 2, 3) for worker in range(4)]
     for name in files:
         assert (tmp_path / "a" / name).read_text() == (tmp_path / "b" / name).read_text()
 

@@ -286,6 +286,29 @@ def test_what_the_others_have_done_together_it_passes_or_is_told(
             session.shutdown()
 
 
+@pytest.mark.parametrize("mode", ["sync", "bounded"])
+def test_by_name_it_gets_what_there_is_and_is_in_step_for_what_comes(
+    mode: str, dead: Callable[[Session], None]
+) -> None:
+    """It need not open what the others have closed, or what its part of the program does not need any more."""
+    with Node(2, on_lost="continue", replaces=True) as node:
+        sessions = all_of(node, mode, 2)
+
+        def open_all(name: str, *some: Session) -> list[Any]:
+            return in_threads([lambda s=s: mv.ArrayTableHandler(2, name=name, session=s) for s in some])
+
+        in_threads([table.close for table in open_all("warm-up", *sessions)])
+        first, second = (open_all(f"phase {phase}", *sessions) for phase in range(2))
+        dead(sessions[1])
+        with Session(node.address, 1, **job(mode)) as again:
+            (mine,) = open_all("phase 1", again)
+            assert mine.number == second[0].number
+            later = open_all("phase 2", sessions[0], again)
+            assert [table.number for table in later] == [first[0].number + 2] * 2
+        for session in sessions:
+            session.shutdown()
+
+
 def test_alone_in_the_job_it_numbers_its_checkpoints_on(dead: Callable[[Session], None], tmp_path: Path) -> None:
     """No other worker says how far they are: it once began with 1 again, in the place of one that still counted."""
     sessions = []

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import multiverso as mv
-from multiverso.errors import DtypeMismatchError, ShapeMismatchError, TableMismatchError
+from multiverso.errors import DtypeMismatchError, MultiversoError, ShapeMismatchError, TableMismatchError
 from multiverso.runtime import Node, Session
 from multiverso.spec.table import TableSpec
 from multiverso.updaters import Updater
@@ -238,6 +238,18 @@ def test_downpour_and_asgd_lose_no_change(mode: str, push: int, fetch: int) -> N
     for centres in together(workers, work, **MODES[mode]):
         for centre in centres:
             np.testing.assert_array_equal(centre, np.float32(expected))
+
+
+@pytest.mark.parametrize("rule", ["asgd", "easgd"])
+def test_a_worker_moves_a_table_by_one_rule_at_a_time(rule: Any) -> None:
+    """Two had one state between them: changes were lost."""
+    with Node(1) as node, Session(node.address) as session:
+        first = mv.rules.share(np.zeros(2, "float32"), rule, name="m", session=session)
+        second = mv.rules.share(local := np.zeros(2, "float32"), rule, name="m", session=session)
+        with pytest.raises(MultiversoError, match="is shared anew in this worker since"):
+            first.exchange(np.ones(2, "float32"))
+        local += 1
+        second.exchange(local)
 
 
 def test_downpour_keeps_its_intervals() -> None:

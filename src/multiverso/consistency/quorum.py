@@ -75,9 +75,10 @@ class QuorumRounds(Synchronous):
             quorum.committed_put.compiled(self._dtype)(self._base, values)
 
     def version(self) -> int:
-        """Rounds; where they are to be repeated, those of which this worker has seen the last one's values."""
-        is_kept = self._plan is not None or self._record is not None
-        return int(self._progress[at.ROUND_READ]) if is_kept else self.newest()
+        """Rounds; where they are to be repeated, the one that this worker has read last, and 0 before."""
+        if self._plan is None and self._record is None:
+            return self.newest()
+        return int(self._progress[at.ROUND_READ]) if self._progress[at.ROUND_READS] else 0
 
     def newest(self) -> int:
         return super().newest() >> 16

@@ -86,7 +86,7 @@ class RowExchange:
         self._note = kernels.note.compiled()
         self._take_differences = kernels.take_differences.compiled(dtype)
         self._take_values = kernels.take_values.compiled(dtype)
-        if name is None:
+        if session.makes_together(name):
             session.barrier()  # no worker trains before all have read the initial value
 
     def read(self, ids: Ids, touch: bool) -> None:

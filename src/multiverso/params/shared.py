@@ -85,7 +85,7 @@ class SharedParams:
         allocate: Callable[[int, np.dtype[Any]], Array] = np.empty,
         session: Session | None = None,
     ) -> None:
-        """Makes the tables; returns when every live worker has done so (with ``name``: at once).
+        """Makes the tables; returns when every live worker has done so (asynchronous, with ``name``: at once).
 
         Args:
             arrays: parameters of any shape, float16, bfloat16, float32 or float64. Copied, never modified.

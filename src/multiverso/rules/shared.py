@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from multiverso.errors import DtypeMismatchError, SnapshotError
+from multiverso.errors import DtypeMismatchError, MultiversoError, SnapshotError
 from multiverso.rules.asgd import asgd
 from multiverso.rules.named import RuleName, rule_of
 from multiverso.rules.rule import Rule
@@ -47,6 +47,9 @@ class Shared:
         # ASGD has a kernel of its own, which is quicker
         self.compiled = None if rule == asgd() else self.ruled.compile(rule.push, rule.pull, rule.hyper)
         self._calls = 0
+        self._is_replaced = False
+        for other in self.ruled.others():
+            other._is_replaced = True
 
     def exchange(self, local: Any, *, always: bool = False, timeout_seconds: float | None = None) -> None:
         """Does one step of the rule between ``local`` and the centre, in place.
@@ -63,11 +66,13 @@ class Shared:
 
         Raises:
             ShapeMismatchError, DtypeMismatchError: ``local`` does not fit; nothing was changed.
+            MultiversoError: this worker has shared the table by its name once more since.
             WorkerLostError, NodeLostError, DeadlockError, WaitTimeoutError: the wait could not end well.
 
         A call that raised has not returned: call it again with the same array, and it is finished; what it had done
         is not done again.
         """
+        self._check()
         if self.compiled is None:
             self.table.exchange(local, self._local_state[0], timeout_seconds=timeout_seconds)
             return
@@ -79,6 +84,7 @@ class Shared:
 
     def exchange_async(self, local: Any) -> Pending:
         """Like `exchange`, in the background. Leave ``local`` alone until ``wait()`` returns."""
+        self._check()
         if self.compiled is None:
             return self.table.exchange_async(local, self._local_state[0])
         call = self._calls + 1
@@ -86,6 +92,13 @@ class Shared:
         pending = self.ruled.apply_async(self.compiled, local, push, pull)
         self._calls = call
         return pending
+
+    def _check(self) -> None:
+        if self._is_replaced:
+            raise MultiversoError(
+                f"{self.table!r} is shared anew in this worker since, by another manager or share() with its name, "
+                "which has its local state now: use that one, or another name"
+            )
 
     def restart(self, local: Any) -> None:
         """Makes ``local`` a copy of the centre and begins the rule again, as after ``table.load(path)``."""
@@ -219,7 +232,7 @@ def share(
     )
     shared = Shared(rule, TableHandler(session, spec, rule.updater, flat, master))
     shared.restart(flat)
-    if name is None:
+    if session.makes_together(name):
         session.barrier()  # no worker trains before all have read the initial value
     return shared
 

@@ -10,6 +10,7 @@ import numpy as np
 from multiverso.compiling.on_demand import compile_pull, compile_push
 from multiverso.consistency.protocol import CompiledRule
 from multiverso.kernels import rules
+from multiverso.runtime.session.session import table_key
 from multiverso.tables.convert import Array, writable
 from multiverso.tables.handler import TableHandler
 from multiverso.tables.operations import APPLY_RULE
@@ -30,6 +31,11 @@ class Ruled:
         table._refuse_clipped()
         if user is not None:
             table._users.add(user)
+
+    def others(self) -> list[Any]:
+        """Returns the users of this worker's other handlers of the table, which have the same local state."""
+        twins = self._session.handles.of(table_key(self._table._number))
+        return [user for twin in twins if twin is not self._table for user in getattr(twin, "_users", ())]
 
     def local_state(self) -> list[Array]:
         """Returns this worker's own arrays, in the shared segment: flat, writable."""

@@ -277,7 +277,8 @@ class Catalogue:
         """Forgets a piece; its number, and its place in the order, are not given to another. Its memory stays."""
         del self._pieces[piece.number]
         for known_by in _known_by(piece.key, piece.spec):
-            del self._number_of[known_by]
+            if self._number_of[known_by] == piece.number:  # its name may be another's by now
+                del self._number_of[known_by]
 
     def needs(self, worker_id: int) -> bool:
         """Returns whether the others may still need what a worker that is gone has staged for a round."""

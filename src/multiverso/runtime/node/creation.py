@@ -1,7 +1,7 @@
 """How tables come to be: by order (collective) or by name (create or attach), and whose initial value counts.
 
 Where reads wait for others (rounds, clocks) a table that has a name is made by order, too, or whoever opens it late
-would be in fewer rounds, unseen; once it is there its name is enough.
+would be in fewer rounds, unseen. Its name attaches a worker that has it to it once more, and one in a dead one's place.
 
 A creation goes through three states. *Gathering*: by order, until every live worker has asked; by name the first
 is enough. *Writing*: the memory is there, and the workers whose initial value counts write it, one after another,
@@ -124,14 +124,27 @@ class Creations:
         self._proceed(creation)
 
     def _key_of(self, asked: Asked) -> Key:
-        """Returns what a worker asks for: a table that is there by its name, one by order, or one by name."""
+        """Returns what a worker asks for: by its name, or by its place in the order.
+
+        One in a dead one's place need not have gone through the order from its beginning: by name it gets the table
+        that is there, or that others ask for, or the next one.
+        """
+        name = asked.spec.name
         if not isinstance(asked.request, Create):
-            return "memory", str(asked.spec.name)
-        name, order = asked.spec.name, asked.request.order
+            return "memory", str(name)
+        order, worker_id = asked.request.order, asked.connection.attached_id
+        if order is None:
+            return "name", str(name)
         made = None if name is None else self._catalogue.find(("name", name))
-        if made is not None:
+        is_new = self._control.worker(worker_id).incarnation > 0
+        if made is not None and (is_new or worker_id in made.holders):
             return made.key
-        return ("name", str(name)) if order is None else ("order", order)
+        if name is not None and is_new:
+            begun = (
+                one.key for one in self._creations.values() if any(a.spec.name == name for a in one.waiting.values())
+            )
+            return next(begun, ("order", max(order, self._catalogue.ordered + 1)))
+        return "order", order
 
     def initialised(self, worker_id: int) -> None:
         """A worker has written its initial value."""
@@ -281,8 +294,8 @@ class Creations:
             shard.enrol(worker_id)
         where = {"number": piece.number, "offset": piece.offset, "size": piece.size}
         how = {"workers": shard.workers, "mode": shard.mode} if shard else {"workers": 0, "mode": 0}
-        counts = isinstance(asked.request, Create) and piece.key == ("order", asked.request.order)
-        asked.connection.reply(asked.request.id, {**where, **how, "counts": counts, "enrol": enrol and late})
+        order = int(piece.key[1]) if piece.key[0] == "order" else 0
+        asked.connection.reply(asked.request.id, {**where, **how, "order": order, "enrol": enrol and late})
 
     # -- what goes wrong --------------------------------------------------------------------------------------
 
@@ -311,7 +324,7 @@ class Creations:
         """Continues as if a worker had not asked."""
         del creation.waiting[worker_id]
         if creation.piece is not None:
-            contributed = worker_id in creation.creators or creation.by_order
+            contributed = worker_id in creation.creators or creation.by_order or creation.turn_of == worker_id
             self._catalogue.withdraw(creation.piece, worker_id)
             if contributed:
                 creation.turns = None

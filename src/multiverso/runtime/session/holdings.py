@@ -45,7 +45,7 @@ class Holdings:
         self._memory: FileIO | None = None
         self._closing: dict[int, weakref.ref[Segment]] = {}
         self._created = 0  # tables made by order and taken over
-        self._by_order: set[int] = set()  # their numbers, before `keep` already
+        self._orders: dict[int, int] = {}  # a table's place in the order, by its number; 0: it has none
         self._is_among_others = False  # a replacement: it has come to their place of the loop
 
     def begin(self, descriptors: list[int]) -> None:
@@ -67,18 +67,17 @@ class Holdings:
         one again, so that nothing is lost when this one is interrupted.
         """
         order = self._created + 1
-        # where reads wait for others, they have to know of each other from the first on
-        by_order = spec.name is None or (self._session.consistency.reads_wait and self._session.fixed_num is not None)
+        by_order = self._session.makes_together(spec.name)
         what = f"table number {order}" if spec.name is None else f"table {spec.name!r}"
         request = Create(spec.as_message(), order if by_order else None, master)
         shards: list[Shard] = []
-        counted = [False]
+        orders: list[int] = []
 
         def place(segment: Segment, answer: Message) -> None:
             shards[:] = [Shard(segment, spec, int(answer["workers"]), int(answer["mode"]))]
             if answer["enrol"]:
                 shards[0].enrol(self._session.worker_id, self._others())
-            counted[:] = [bool(answer["counts"])]
+            orders[:] = [int(answer["order"])]
 
         def write(clear: bool, last: bool, of: int) -> None:
             if clear:
@@ -98,11 +97,9 @@ class Holdings:
                 waits.set_long.compiled()(created, order - 1)
                 self._session.control.notify()
             raise
-        if counted[0]:
-            self._by_order.add(number)
-        elif by_order:  # it was there already
-            self._by_order.discard(number)
-            waits.set_long.compiled()(created, order - 1)
+        self._orders[number] = orders[0]
+        if by_order:
+            waits.set_long.compiled()(created, max(order - 1, orders[0]))  # it may have been there already
         return number, shards[0]
 
     def _others(self) -> list[int] | None:
@@ -117,12 +114,12 @@ class Holdings:
 
         All of it or nothing: no call stands between the first step and the last, so no signal's handler runs there.
         """
-        by_order = number in self._by_order
+        order = self._orders[number]
+        created = order if order > self._created else self._created
         handles += new
         if number not in self.tables:
             self.tables[number] = shard
-            if by_order:
-                self._created += 1
+            self._created = created
 
     def share(
         self, spec: MemorySpec, initialise: Callable[[SharedMemory], None] | None, deadline: Deadline

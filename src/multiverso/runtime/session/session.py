@@ -247,6 +247,13 @@ class Session(InProcess):
 
     # -- tables ----------------------------------------------------------------------------------------------
 
+    def makes_together(self, name: str | None) -> bool:
+        """Returns whether all workers make a table together, with this name or none.
+
+        Where reads wait for others they do so with a name, too: they have to know of each other from the first on.
+        """
+        return name is None or (self.consistency.reads_wait and self.fixed_num is not None)
+
     def open_table(
         self,
         spec: TableSpec,

@@ -49,6 +49,9 @@ class SessionView(Protocol):
     def node_error(self) -> NodeLostError:
         """Returns the error for a wait after the node is gone."""
 
+    def makes_together(self, name: str | None) -> bool:
+        """Returns whether all workers make a table together, with this name or none."""
+
     def live_workers(self) -> list[int]:
         """Returns the workers that take part now."""
 

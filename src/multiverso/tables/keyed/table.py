@@ -41,7 +41,7 @@ class KeyedTable(KeyedContents):
     In a synchronous job (``init(sync=True)``) ``get`` ends a round, as a matrix's does: each key that was added to gets
     one step of its updater with the sum of all workers' deltas, in worker order, and all workers read the same bits.
     Everything else (``len``, ``items``, ``save``) shows the last round. There keys are not removed, evicted or
-    admitted late, and all workers make their tables without a name in the same order.
+    admitted late, and all workers make their tables in the same order.
 
     A call that raised has not returned (a deadline, Ctrl-C, an alarm's handler): call it again with the same arguments,
     in the same thread, and it is finished; what it had done is not done again.
