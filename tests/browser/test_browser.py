@@ -33,6 +33,20 @@ while True:
 """
 
 
+HOSTS = """
+import numpy as np
+import multiverso as mv
+
+mv.init()
+table, users = mv.ArrayTableHandler(100, name="weights"), mv.KeyedTable(8, name="users", cache_rows=100)
+step = 0
+while True:  # thousands of steps a second
+    table.add(table.get() * 0 + 1)
+    mv.log(loss=1 / (1 + step), step=step)
+    step += 1
+    if step % 100 == 0:
+        users.add(np.ones((50, 8)), np.arange(step % 5000, step % 5000 + 50))
+"""
 CONTRAST = Path(__file__).with_name("contrast.js").read_text()
 
 
@@ -90,6 +104,26 @@ def test_a_slow_worker_is_named_and_a_killed_one_is_seen(tmp_path: Path, browser
         browser.wait("document.querySelectorAll('#charts canvas').length >= 4")
         assert browser.value("document.querySelector('#events li.bad').textContent.includes('worker 2')")
         assert browser.value("document.getElementById('save').hidden")
+
+
+def test_a_quick_job_on_two_hosts_shows_the_way_between_them(tmp_path: Path, browser: Chromium) -> None:
+    folder = Path(os.environ.get("MULTIVERSO_PICTURES", tmp_path))
+    with Launched("run", "-n", 4, "--hosts", 2, "--page", script(tmp_path, HOSTS), cwd=tmp_path) as job:
+        browser.open(job.address)
+        browser.wait("document.querySelector('#links tbody')?.textContent.includes('connected')")
+        browser.wait("Math.max(...multiverso.state.now.workers.map((worker) => worker.step)) > 5000")
+        browser.wait("multiverso.state.points.length > 20")
+        figures = browser.value("[...document.querySelectorAll('#charts figure')].map((one) => one.textContent)")
+        for title in ("bytes a second to and from other hosts", "round trip to other hosts", "rows of keyed tables"):
+            assert any(text.startswith(title) for text in figures), figures
+        assert any("to host-1" in text and "from host-1" in text for text in figures), "a legend of its own"
+        assert browser.value("multiverso.state.events.filter((event) => event.bad).length") == 0
+        assert browser.value(CONTRAST) == []
+        assert browser.errors == []
+        browser.look(1280, browser.value("document.documentElement.scrollHeight"))
+        browser.picture(folder / "page-hosts.png")
+        os.killpg(job.process.pid, signal.SIGINT)
+        assert job.end()[0] == 130
 
 
 @pytest.mark.parametrize("workers", [4, 64])
