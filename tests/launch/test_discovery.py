@@ -8,8 +8,8 @@ import sys
 import pytest
 
 from multiverso.errors import StartupError
-from multiverso.runtime.discovery import meeting
 from multiverso.runtime.discovery.environment import Ancestor, JobInfo, discover, process_ancestors, socket_name
+from multiverso.runtime.discovery.meetings import meeting
 from multiverso.runtime.joining import join
 
 TORCHRUN = {

@@ -10,6 +10,7 @@ from io import FileIO
 from typing import TYPE_CHECKING
 
 from multiverso.hosts.roster import LISTENER_VARIABLE, ROSTER_VARIABLE, Roster
+from multiverso.launch._ssh import SIGNALS
 
 if TYPE_CHECKING:
     from multiverso.runtime.several_hosts.other_hosts import OtherHosts
@@ -27,7 +28,7 @@ def _read_line() -> str:
 def _obey_input() -> None:
     """Passes on the signals that the job's launcher sends as lines; its end is a request to end, too."""
     while line := _read_line().strip():
-        if line.isdecimal() and int(line) in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1):
+        if line.isdecimal() and int(line) in SIGNALS:
             os.kill(os.getpid(), int(line))
     os.kill(os.getpid(), signal.SIGTERM)
 

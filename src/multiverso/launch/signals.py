@@ -8,10 +8,9 @@ from types import FrameType
 from typing import Any, Self
 
 from multiverso.errors import StartupError
+from multiverso.launch._ssh import SIGNALS
 
 Handler = Callable[[int, FrameType | None], Any] | int | None
-
-_FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
 
 
 class Signals:
@@ -32,7 +31,7 @@ class Signals:
         """Takes them over; a SIGHUP that nohup had ignored stays ignored."""
         if threading.current_thread() is not threading.main_thread():
             raise StartupError("Signals can be forwarded from the main thread only.")
-        for number in _FORWARDED:
+        for number in SIGNALS:
             if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:
                 self._before[number] = signal.signal(number, self._receive)
         return self
@@ -40,7 +39,7 @@ class Signals:
     def __exit__(self, *error: object) -> None:
         # They are not put back: the process that runs a job for a user ends with it, and what it still has to clean up
         # must not be cut short by a second Ctrl-C. Not a handler: the interpreter's own end would put the default back.
-        for number in _FORWARDED:
+        for number in SIGNALS:
             signal.signal(number, signal.SIG_IGN)
 
     def end_us(self) -> None:

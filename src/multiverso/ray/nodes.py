@@ -17,7 +17,7 @@ from multiverso.hosts.roster import Roster
 from multiverso.hosts.transport.addresses import ANY, listen_at
 from multiverso.hosts.transport.credentials import new_credentials
 from multiverso.ray.metrics import Publisher
-from multiverso.runtime.discovery.meeting import complete, distinct
+from multiverso.runtime.discovery.meetings.meeting import complete, distinct
 from multiverso.runtime.node.node import Node
 from multiverso.runtime.several_hosts.other_hosts import other_hosts_of
 from multiverso.wire.trust import SECRET_VARIABLE, new_secret

@@ -32,7 +32,7 @@ from multiverso.wire import messages
 from multiverso.wire.trust import new_secret, proof_needed, user_secret
 
 if TYPE_CHECKING:
-    from multiverso.runtime.discovery.meeting import Found
+    from multiverso.runtime.discovery.meetings.meeting import Found
 
 _NODE_ATTEMPTS = 12
 _LOOK_SECONDS = 0.02

@@ -37,6 +37,7 @@ class ArrayTableHandler(TableHandler[Scalar]):
         master: this worker's initial value counts instead of the lowest worker's (one worker may say so).
         wire, every: of this table, instead of ``init``'s: how differences travel between hosts, and how
             often (a bare number is seconds). They mean nothing on one host, and in synchronous jobs.
+        holds: what lies in it, in words, which are to be equal in all workers.
 
     Raises:
         NotInitializedError: there is no session; call ``init`` first.
@@ -98,6 +99,7 @@ class ArrayTableHandler(TableHandler[Scalar]):
         master: bool = False,
         wire: str | None = None,
         every: float | str | None = None,
+        holds: str = "",
     ) -> None:
         rule = resolve(updater)
         spec = spec_with(
@@ -108,6 +110,7 @@ class ArrayTableHandler(TableHandler[Scalar]):
             dtype=checked_dtype(dtype),
             initial=initial,
             name=name,
+            holds=holds,
             **table_words(wire, every),
         )
         super().__init__(session or current(), spec, rule, init_value, master)

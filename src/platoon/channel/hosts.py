@@ -17,7 +17,7 @@ from multiverso.errors import MultiversoError
 from multiverso.hosts.roster import ROSTER_VARIABLE, Roster
 from multiverso.hosts.transport.addresses import ADDRESS_VARIABLE, ANY, address_towards, own_addresses, reachable
 from multiverso.hosts.transport.credentials import new_credentials
-from multiverso.runtime.discovery.meeting import INSECURE_VARIABLE, complete, distinct
+from multiverso.runtime.discovery.meetings.meeting import INSECURE_VARIABLE, complete, distinct
 from platoon.util import PlatoonError, counted
 
 if TYPE_CHECKING:

@@ -11,10 +11,8 @@ import numpy.typing as npt
 from multiverso.errors import MultiversoError, TableMismatchError
 from multiverso.rules import Rule, Shared, easgd, share
 from multiverso.runtime import JobLock, Session
-from multiverso.tables import TableHandler
+from multiverso.tables import ArrayTableHandler, TableHandler
 from multiverso.tables.ruled import Ruled
-from multiverso.tables.table import spec_with
-from multiverso.updaters import resolve
 from platoon.param_sync import ASGD, EASGD, ParamSyncRule
 from platoon.params import Parameter, adapt
 from platoon.util import PlatoonError
@@ -77,11 +75,9 @@ class SharedParameters:
         value = parameter.load().reshape(-1)
         if value.size == 0:
             raise PlatoonError(f"parameter {number} has no elements (shape {parameter.shape})")
-        what: dict[str, Any] = {"columns": value.size, "dtype": value.dtype.name, "holds": _in_words(parameter)}
-        adds = resolve("add")
-        spec = spec_with(adds, kind="array", rows=1, name=f"platoon-parameter-{number}", **what)
+        what: dict[str, Any] = {"name": f"platoon-parameter-{number}", "holds": _in_words(parameter)}
         try:
-            return TableHandler(self._session, spec, adds, value, False)
+            return ArrayTableHandler(value.size, value, dtype=parameter.dtype, session=self._session, **what)
         except TableMismatchError as error:
             raise PlatoonError(
                 f"parameter {number} is not what the others share there; all workers must give the same "

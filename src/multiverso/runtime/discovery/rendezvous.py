@@ -7,7 +7,7 @@ under srun from Slurm's variables and what only this user knows, without a word 
 from __future__ import annotations
 
 from multiverso.runtime.discovery.environment import JobInfo
-from multiverso.runtime.discovery.meeting import Met
+from multiverso.runtime.discovery.meetings.meeting import Met
 
 
 def meet(job: JobInfo, number: int, secret: str, timeout_seconds: float) -> Met:
@@ -23,13 +23,13 @@ def meet(job: JobInfo, number: int, secret: str, timeout_seconds: float) -> Met:
         StartupError: the others cannot be reached, or not all came in time.
     """
     if job.store is not None:
-        from multiverso.runtime.discovery.meeting_store import meet_over_store
+        from multiverso.runtime.discovery.meetings.store import meet_over_store
 
         return meet_over_store(job, number, timeout_seconds)
     if job.roster is not None:
-        from multiverso.runtime.discovery.meeting_slurm import meet_in_slurm
+        from multiverso.runtime.discovery.meetings.slurm import meet_in_slurm
 
         return meet_in_slurm(job, job.roster, number, secret)
-    from multiverso.runtime.discovery.meeting_mpi import meet_over_mpi
+    from multiverso.runtime.discovery.meetings.mpi import meet_over_mpi
 
     return meet_over_mpi(job, number, timeout_seconds)

@@ -1,4 +1,4 @@
-"""What comes of a meeting of a job's hosts, and what the three ways to meet (``meeting_*.py``) have in common."""
+"""What comes of a meeting of a job's hosts, and what the three ways to meet have in common."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ from multiverso.hosts.roster import Roster
 from multiverso.hosts.transport.addresses import ADDRESS_VARIABLE, own_addresses, reachable
 from multiverso.hosts.transport.credentials import new_credentials
 from multiverso.runtime.discovery.environment import JobInfo
-from multiverso.runtime.discovery.meeting import (
+from multiverso.runtime.discovery.meetings.meeting import (
     INSECURE_VARIABLE,
     Found,
     Met,

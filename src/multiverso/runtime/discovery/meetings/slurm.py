@@ -13,7 +13,15 @@ from multiverso.errors import StartupError
 from multiverso.hosts.roster import Roster
 from multiverso.hosts.transport.credentials import derived_credentials
 from multiverso.runtime.discovery.environment import JobInfo
-from multiverso.runtime.discovery.meeting import INSECURE_VARIABLE, Found, Met, complete, key_of, open_port, own_address
+from multiverso.runtime.discovery.meetings.meeting import (
+    INSECURE_VARIABLE,
+    Found,
+    Met,
+    complete,
+    key_of,
+    open_port,
+    own_address,
+)
 from multiverso.wire.trust import SECRET_VARIABLE
 
 _FIRST_PORT, _PORTS = 20_000, 10_000  # below those that systems give out by themselves

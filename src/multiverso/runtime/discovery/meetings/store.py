@@ -17,7 +17,7 @@ from multiverso.errors import StartupError
 from multiverso.hosts.roster import Roster
 from multiverso.hosts.transport.credentials import new_credentials
 from multiverso.runtime.discovery.environment import JobInfo
-from multiverso.runtime.discovery.meeting import (
+from multiverso.runtime.discovery.meetings.meeting import (
     INSECURE_VARIABLE,
     Found,
     Met,
