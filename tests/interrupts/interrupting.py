@@ -23,8 +23,8 @@ import multiverso
 PACKAGE = str(Path(multiverso.__file__).parent)
 
 
-class Interruption(BaseException):
-    """What a handler raises, as KeyboardInterrupt is."""
+class Interruption(Exception):
+    """What a handler raises: an exception that code which catches all of them would swallow, as a TimeoutError is."""
 
 
 @functools.cache
