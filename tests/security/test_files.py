@@ -379,6 +379,34 @@ def test_a_stranger_who_swaps_files_has_nothing_of_ours_overwritten(open_directo
     assert contents == ["precious"]
 
 
+def test_a_folder_of_a_save_that_is_replaced_by_a_link_leads_nowhere_else(tmp_path: Path) -> None:
+    """Who may write to the directory may replace its folders: before a file is opened in one, and after."""
+    precious, shared = tmp_path / "precious", tmp_path / "shared"
+    for folder in (precious, shared):
+        folder.mkdir()
+    (precious / "worker-0.json").write_text("precious")
+    store = Directory(shared)
+    store.make("generation-1")
+    with store.file("generation-1/worker-0.json") as path:
+        (shared / "generation-1").rename(shared / "moved")
+        (shared / "generation-1").symlink_to(precious)
+        path.write_text("a part")
+    assert (shared / "moved" / "worker-0.json").read_text() == "a part"
+    for write in (
+        lambda: store.write("generation-1/worker-0.json", b"a part"),
+        lambda: store.folder("generation-1", make=False).__enter__(),
+        lambda: store.folder("generation-1/worker-0").__enter__(),
+        lambda: store.make("generation-1/new"),
+    ):
+        with pytest.raises(OSError, match="generation-1") as told:
+            write()
+        assert str(shared / "generation-1") in str(told.value.filename)
+    assert not store.link("generation-1/other.json", "moved/worker-0.json")
+    store.remove("generation-1")
+    assert [path.name for path in precious.iterdir()] == ["worker-0.json"]
+    assert (precious / "worker-0.json").read_text() == "precious"
+
+
 @pytest.mark.parametrize("kind", ["fifo", "directory", "link"])
 def test_what_is_no_plain_file_keeps_no_reader_waiting(tmp_path: Path, kind: str) -> None:
     for name in (".lock", "manifest.json", "snapshot-1.safetensors", "table.safetensors"):

@@ -78,14 +78,9 @@ def write_tables(store: Store, generation: Generation, tables: Mapping[str, Tabl
     hashes = {}
     for key, table in tables.items():
         name = f"{key}.safetensors"
-        place = store.path(generation.folder)
-        if place is not None:
-            table.save(place / name)
-            hashes[name] = sha256_of(place / name)
-        else:
-            with store.folder(generation.folder) as folder:
-                table.save(folder / name)
-                hashes[name] = sha256_of(folder / name)
+        with store.folder(generation.folder, make=False) as folder:
+            table.save(folder / name)
+            hashes[name] = sha256_of(folder / name)
     return hashes
 
 

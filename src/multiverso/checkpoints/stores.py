@@ -17,7 +17,16 @@ from pathlib import Path, PurePath
 from typing import Any, Protocol
 
 from multiverso.errors import SnapshotError
-from multiverso.files.opening import Buffer, locked, open_plain, read_own, read_plain, sync_directory, write_whole
+from multiverso.files.opening import (
+    Buffer,
+    below,
+    locked,
+    open_plain,
+    read_own,
+    read_plain,
+    sync_directory,
+    write_whole,
+)
 
 PathLike = str | os.PathLike[str]
 _URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*::)*[A-Za-z][A-Za-z0-9+.-]*://")
@@ -42,8 +51,13 @@ class Store(Protocol):
     def file(self, name: str) -> contextlib.AbstractContextManager[Path]:
         """Returns a path to read a file by."""
 
-    def folder(self, name: str) -> contextlib.AbstractContextManager[Path]:
-        """Gives an empty folder to write files into; they are kept under this name once it is left without error."""
+    def folder(self, name: str, make: bool = True) -> contextlib.AbstractContextManager[Path]:
+        """Gives a folder to write files into; they are kept under this name once it is left without error.
+
+        Args:
+            name: the folder's.
+            make: it is new; False: it is there already, and what is written is on the disk.
+        """
 
     def make(self, name: str = "") -> None:
         """Makes a folder; the store's own, and those above, where none is named."""
@@ -113,33 +127,40 @@ class Directory:
         return self._name
 
     def write(self, name: str, content: Buffer) -> str:
-        write_whole(self._place / name, content)
+        self.replace(name, content)
         return hashlib.sha256(content).hexdigest()
 
     def replace(self, name: str, content: Buffer) -> None:
-        write_whole(self._place / name, content)
+        with below(self._place, name) as path:
+            write_whole(path, content)
 
     def versions(self, name: str) -> Iterator[bytes]:
-        with contextlib.suppress(FileNotFoundError):
-            yield read_plain(self._place / name, _LONGEST_RECORD)
+        with contextlib.suppress(FileNotFoundError), below(self._place, name) as path:
+            yield read_plain(path, _LONGEST_RECORD)
 
     @contextlib.contextmanager
     def file(self, name: str) -> Iterator[Path]:
-        yield self._place / name
+        with below(self._place, name) as path:
+            yield path
 
     @contextlib.contextmanager
-    def folder(self, name: str) -> Iterator[Path]:
-        path = self._place / name
-        path.mkdir()
-        yield path
-        for parent, _, names in os.walk(path):
-            for each in names:
-                with open_plain(Path(parent, each)) as file:
-                    os.fsync(file.fileno())
-            self.sync(os.path.relpath(parent, self._place))
+    def folder(self, name: str, make: bool = True) -> Iterator[Path]:
+        if make:
+            with below(self._place, name) as path:
+                path.mkdir()
+        with below(self._place, name, opened=True) as path:
+            yield path
+            for parent, _, names in os.walk(path) if make else ():  # others may write to one that was there
+                for each in names:
+                    with open_plain(Path(parent, each)) as file:
+                        os.fsync(file.fileno())
+                sync_directory(parent)
 
     def make(self, name: str = "") -> None:
-        (self._place / name).mkdir(parents=True, exist_ok=True)
+        self._place.mkdir(parents=True, exist_ok=True)
+        for folder in [*reversed(PurePath(name).parents), PurePath(name)][1:]:
+            with below(self._place, folder) as path:
+                path.mkdir(exist_ok=True)
 
     def names(self, folder: str = "") -> list[str]:
         try:
@@ -149,7 +170,8 @@ class Directory:
 
     def link(self, name: str, to: str) -> bool:
         try:
-            os.link(self._place / to, self._place / name)
+            with below(self._place, to) as there, below(self._place, name) as here:
+                os.link(there, here, follow_symlinks=False)
         except OSError:
             return False
         return True
@@ -226,7 +248,7 @@ class Remote:
             yield path
 
     @contextlib.contextmanager
-    def folder(self, name: str) -> Iterator[Path]:
+    def folder(self, name: str, make: bool = True) -> Iterator[Path]:
         with tempfile.TemporaryDirectory(prefix="multiverso-") as folder:
             yield Path(folder)
             for parent, _, names in os.walk(folder):

@@ -92,7 +92,9 @@ def write_whole(path: PathLike, content: Buffer | Iterable[Buffer], *, mode: int
         _remove_leftovers(target)
         with _temporary(target, mode) as file:
             _write(
-                file, [memoryview(piece).cast("B") for piece in pieces if memoryview(piece).nbytes], f"writing {target}"
+                file,
+                [memoryview(piece).cast("B") for piece in pieces if memoryview(piece).nbytes],
+                f"writing {os.path.realpath(target.parent)}/{target.name}",
             )
             file.flush()
             os.fsync(file)
@@ -104,6 +106,35 @@ def write_whole(path: PathLike, content: Buffer | Iterable[Buffer], *, mode: int
     except OSError as error:
         error.filename = os.fspath(path)  # instead of the temporary file's name
         del error.filename2  # None would be told as "-> None"
+        raise
+
+
+@contextlib.contextmanager
+def below(base: PathLike, name: PathLike, opened: bool = False) -> Iterator[Path]:
+    """Gives a path to something below a directory that leads there whatever others put in its folders' places.
+
+    Whoever may write to the directory may replace any folder in it, by a link to another one of this user's, too. So
+    the folders are opened one in the other, no link among them is followed, and the path goes by what is open, where
+    this system shows that (``/proc``).
+
+    Args:
+        base: the directory; links that lead to it are followed.
+        name: what is meant in it, or in folders of it.
+        opened: it is a folder, and opened as well.
+
+    Raises:
+        OSError: a folder is not there, or is a link; or what the block has raised. Its ``filename`` is the usual path.
+    """
+    plain = Path(base, name)
+    *folders, last = (*Path(name).parts, ".") if opened else Path(name).parts
+    try:
+        directory = _Directory(base)
+        for folder in folders:
+            directory = _Directory(folder, os.O_NOFOLLOW, within=directory)
+        path = Path(f"/proc/{os.getpid()}/fd/{directory.descriptor}", last)
+        yield path if path.parent.exists() else plain
+    except OSError as error:
+        error.filename = os.fspath(plain)
         raise
 
 
@@ -357,8 +388,11 @@ def _read(file: BinaryIO, most_bytes: int) -> bytes:
 class _Directory:
     """An open directory, closed when nothing refers to it any more, as a file is: also after an interrupt."""
 
-    def __init__(self, place: PathLike) -> None:
-        self.descriptor = os.open(place, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    descriptor: int
+
+    def __init__(self, place: PathLike, flags: int = 0, within: _Directory | None = None) -> None:
+        flags |= os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+        self.descriptor = os.open(place, flags, dir_fd=None if within is None else within.descriptor)
 
     def fileno(self) -> int:
         return self.descriptor
