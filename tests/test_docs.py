@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import ast
 import importlib
+import json
 import os
 import re
 import runpy
@@ -146,6 +147,19 @@ def test_the_gallery_counts_the_lines_that_its_programs_mark() -> None:
             changed = len(re.findall(r"^\s*# multiverso, was:", text, re.M))
             marked[str(path.relative_to(ROOT))] = added, changed
     assert {path: (int(added), int(changed)) for path, added, changed in rows} == marked
+
+
+def test_the_table_of_rules_and_rates_is_what_was_measured() -> None:
+    page = (ROOT / "docs/how-to/learning-rate.md").read_text()
+    measured: dict[str, list[str]] = {}
+    for name in ("sharing_loss", "sharing_loss_easgd_x4"):
+        report = json.loads((ROOT / f"docs/results/{name}.json").read_text())
+        assert f"which reaches {report['accuracy_of_one']:.2%}".replace("%", " %") in page
+        for each in report["results"]:
+            words = f"{each['points']:+.2f} ({each['low']:+.2f} to {each['high']:+.2f})"
+            measured.setdefault(each["rule"], []).append(words)
+    rows = re.findall(r"^\| (\S+ \([^|]*?\))(?:, added later)?" + 3 * r" \| ([+-]\d[^|]+)" + r" \|$", page, re.M)
+    assert {rule: shown for rule, *shown in rows} == measured
 
 
 def test_every_page_is_in_the_navigation() -> None:
