@@ -4,7 +4,7 @@ SHELL := /bin/bash
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help demo test quick check bench figures pictures screens chaos exact pauses again pythons ray buckets page engines gpu fuzz interrupts programs interleave simulate mutants order golden wheels platforms aarch64 docs docs-version clean distclean
+.PHONY: help demo test quick check bench figures pictures screens gallery chaos exact pauses again pythons ray buckets page engines gpu fuzz interrupts programs interleave simulate mutants order golden wheels platforms aarch64 docs docs-version clean distclean
 
 # Whatever is active outside must not reach the environments made here.
 unexport VIRTUAL_ENV PYTHONPATH PYTHONHOME PYTHONSTARTUP PYTHONWARNINGS CONDA_PREFIX
@@ -66,6 +66,10 @@ figures: .venv/.full ## rows, keys and applications on a quiet machine, some 15 
 	@$(BIN)/python benchmarks/figures.py $(ARGS)
 
 pictures: .venv/.full ## the documentation's curves, from the data in docs/results
+	$(BIN)/python scripts/pictures.py
+
+gallery: .venv/.full $(LEGACY)/.done ## the gallery's programs with one and two workers, some minutes, and their pictures (ARGS=torch/cnn.py)
+	$(BIN)/python scripts/gallery.py $(ARGS)
 	$(BIN)/python scripts/pictures.py
 
 screens: .venv/.full ## multiverso top and a notebook, photographed while a job runs; wants chromium, installs nbconvert
