@@ -4,7 +4,7 @@ SHELL := /bin/bash
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help demo test quick check bench figures chaos exact pauses again pythons ray buckets page engines gpu fuzz interrupts programs interleave simulate mutants order golden wheels platforms aarch64 docs docs-version clean distclean
+.PHONY: help demo test quick check bench figures pictures screens gallery chaos exact pauses again pythons ray buckets page engines gpu fuzz interrupts programs interleave simulate mutants order golden wheels platforms aarch64 docs docs-version clean distclean
 
 # Whatever is active outside must not reach the environments made here.
 unexport VIRTUAL_ENV PYTHONPATH PYTHONHOME PYTHONSTARTUP PYTHONWARNINGS CONDA_PREFIX
@@ -64,6 +64,17 @@ bench: .venv/.full ## speed, beside this machine's own limits (JSON in benchmark
 
 figures: .venv/.full ## rows, keys and applications on a quiet machine, some 15 minutes (ARGS="keyed --quick"; JSON in benchmarks/results)
 	@$(BIN)/python benchmarks/figures.py $(ARGS)
+
+pictures: .venv/.full ## the documentation's curves, from the data in docs/results
+	$(BIN)/python scripts/pictures.py
+
+gallery: .venv/.full $(LEGACY)/.done ## the gallery's programs with one and two workers, some minutes, and their pictures (ARGS=torch/cnn.py)
+	$(BIN)/python scripts/gallery.py $(ARGS)
+	$(BIN)/python scripts/pictures.py
+
+screens: .venv/.full ## multiverso top and a notebook, photographed while a job runs; wants chromium, installs nbconvert
+	@$(BIN)/python $(INSTALL) nbconvert nbclient
+	$(BIN)/python scripts/screens.py
 
 chaos: .venv/.full ## thousands of kills from a seed; what the survivors waited and what was left behind
 	$(BIN)/python benchmarks/chaos.py --json benchmarks/results/chaos.json

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import ast
 import importlib
+import json
 import os
 import re
 import runpy
@@ -146,6 +147,68 @@ def test_the_gallery_counts_the_lines_that_its_programs_mark() -> None:
             changed = len(re.findall(r"^\s*# multiverso, was:", text, re.M))
             marked[str(path.relative_to(ROOT))] = added, changed
     assert {path: (int(added), int(changed)) for path, added, changed in rows} == marked
+
+
+def lines_that_use_multiverso(text: str) -> tuple[int, int]:
+    """Those with a name imported from multiverso or platoon, or with an object made by one; and all but empty ones."""
+    nodes = list(ast.walk(ast.parse(text)))
+    names, lines = set(), set()
+    for node in nodes:
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            modules = [node.module] if isinstance(node, ast.ImportFrom) else [each.name for each in node.names]
+            if any(re.match(r"(multiverso|platoon)\b", module or "") for module in modules):
+                names |= {each.asname or each.name.split(".")[0] for each in node.names}
+                lines.add(node.lineno)
+    of_ours = re.compile(rf"({'|'.join(names)})\b[\w.]*\(")
+    for node in nodes:
+        made = [(item.optional_vars, item.context_expr) for item in node.items] if isinstance(node, ast.With) else []
+        made += [(target, node.value) for target in node.targets] if isinstance(node, ast.Assign) else []
+        calls = [(to, value) for to, value in made if isinstance(to, ast.Name) and isinstance(value, ast.Call)]
+        names |= {to.id for to, value in calls if of_ours.match(ast.unparse(value))}
+    lines |= {node.lineno for node in nodes if isinstance(node, ast.Name) and node.id in names}
+    return len(lines), sum(bool(line.strip()) for line in text.splitlines())
+
+
+def test_the_gallery_counts_the_lines_that_use_multiverso() -> None:
+    shown = re.findall(r"(\d+) of (\d+) lines of\s+`(\S+)`", (ROOT / "docs/gallery.md").read_text())
+    assert len(shown) > 5
+    for used, of, path in shown:
+        assert (int(used), int(of)) == lines_that_use_multiverso((ROOT / path).read_text()), path
+
+
+def test_the_gallery_shows_what_its_programs_printed() -> None:
+    page = (ROOT / "docs/gallery.md").read_text()
+    noted = json.loads((ROOT / "docs/results/gallery.json").read_text())
+    row = r"^\| `examples/(\S+)` \| \d+ \+ \d+ \| ([\d.]+) % \| ([\d.]+) % \| !\[[^]]+\]\(\S+\.svg\)"
+    rows = {name: [one, two] for name, one, two in re.findall(row, page, re.M)}
+    programs = [name for name in noted if not name.startswith(("resuming/", "platoon/"))]
+    assert rows == {name: [f"{100 * noted[name][workers][-1]:.1f}" for workers in "12"] for name in programs}
+    for name in programs:
+        assert f"ends at {rows[name][0]} %, two at {rows[name][1]} %]" in page
+    for name in set(noted) - set(programs):
+        if name.startswith("platoon/"):
+            figures = [f"{100 * figure(noted[name][workers]):.1f} %" for workers in "12" for figure in (min, last)]
+        else:
+            assert noted[name]["undisturbed"] == noted[name]["killed and resumed"], "the same, bit for bit"
+            figures = [f"{100 * noted[name]['undisturbed'][0]:.2f}"]
+        assert [figure for figure in figures if figure not in page] == [], name
+
+
+def last(values: list[float]) -> float:
+    return values[-1]
+
+
+def test_the_table_of_rules_and_rates_is_what_was_measured() -> None:
+    page = (ROOT / "docs/how-to/learning-rate.md").read_text()
+    measured: dict[str, list[str]] = {}
+    for name in ("sharing_loss", "sharing_loss_easgd_x4"):
+        report = json.loads((ROOT / f"docs/results/{name}.json").read_text())
+        assert f"which reaches {report['accuracy_of_one']:.2%}".replace("%", " %") in page
+        for each in report["results"]:
+            words = f"{each['points']:+.2f} ({each['low']:+.2f} to {each['high']:+.2f})"
+            measured.setdefault(each["rule"], []).append(words)
+    rows = re.findall(r"^\| (\S+ \([^|]*?\))(?:, added later)?" + 3 * r" \| ([+-]\d[^|]+)" + r" \|$", page, re.M)
+    assert {rule: shown for rule, *shown in rows} == measured
 
 
 def test_every_page_is_in_the_navigation() -> None:

@@ -7,7 +7,8 @@ network from the same initial values, and their final (not best) accuracies are 
 going through the training images once. The unit is the seed: its folds are averaged, and the mean over seeds
 has a 95 % interval of Student's t. Model and gradient are NumPy, so that the whole grid is a matter of minutes.
 
-Written to --out: sharing_loss.json (settings and results) and sharing_loss.csv (one line for each run).
+Written to --out: sharing_loss.json (settings and results), sharing_loss.csv (one line for each run) and
+sharing_loss_epochs.csv (accuracy after each epoch, in the mean of all seeds and folds); --name calls them otherwise.
 """
 
 from __future__ import annotations
@@ -159,17 +160,23 @@ def minibatches(
             yield rate, mine[start : start + settings.batch]
 
 
-def alone(settings: Settings, source: Digits, seed: int, fold: int) -> float:
-    """Final accuracy of one worker."""
+def alone(settings: Settings, source: Digits, seed: int, fold: int) -> list[float]:
+    """Accuracy of one worker after each epoch."""
     images, labels, test_images, test_labels = divided(source, seed, fold)
     flat = initial(seed, fold)
-    for rate, rows in minibatches(len(labels), settings, seed, 0, 1):
+    epoch, curve = len(labels) // settings.batch, []
+    for count, (rate, rows) in enumerate(minibatches(len(labels), settings, seed, 0, 1), 1):
         step(flat, images[rows], labels[rows], rate)
-    return accuracy(flat, test_images, test_labels)
+        if count % epoch == 0:
+            curve.append(accuracy(flat, test_images, test_labels))
+    return curve
 
 
-def together(settings: Settings, source: Digits, mode: str, runs: list[Run]) -> list[tuple[float, float]]:
-    """Final accuracies of the shared parameters, one run after another; called in each of four workers.
+def together(settings: Settings, source: Digits, mode: str, runs: list[Run]) -> list[tuple[list[float], float]]:
+    """Accuracies of the shared parameters after each epoch, one run after another; called in each of four workers.
+
+    An epoch is over when this worker is through with its part. Only before the last do all wait for each other: a
+    barrier after each epoch would change what is measured.
 
     Beside each, the most pushes of others that came between two reads of this worker: the mean is 3 for four
     workers whatever happens, but they run side by side only where the most is near it.
@@ -181,17 +188,21 @@ def together(settings: Settings, source: Digits, mode: str, runs: list[Run]) -> 
         rule, every = run.way.at(run.every)
         local = initial(run.seed, run.fold)
         shared = mv.rules.share(local, rule)
-        count = 0
+        count, curve = 0, []
+        epoch = len(labels) // mv.workers_num() // settings.batch
         rate_and_rows = minibatches(len(labels), settings, run.seed, mv.worker_id(), mv.workers_num())
         for count, (rate, rows) in enumerate(rate_and_rows, 1):
             step(local, images[rows], labels[rows], run.way.factor * rate)
             if count % every == 0:
                 shared.exchange(local)
+            if count % epoch == 0 and count < epoch * settings.epochs:
+                curve.append(accuracy(shared.table.snapshot(), test_images, test_labels))
         if count % every:
             shared.exchange(local)  # what was changed since the last one
         mv.barrier()
         seen = mv.stats()["tables"][shared.table.number]["staleness_max"]
-        results.append((accuracy(shared.table.snapshot(), test_images, test_labels), seen))
+        curve.append(accuracy(shared.table.snapshot(), test_images, test_labels))
+        results.append((curve, seen))
         mv.barrier()
         if mv.is_master_worker() and (number + 1) % 50 == 0:
             print(f"{mode}: {number + 1} of {len(runs)} runs", flush=True)
@@ -214,6 +225,8 @@ def main() -> None:
     parser.add_argument(
         "--ways", type=int, nargs="+", default=list(range(len(WAYS))), help="numbers of rules to run, from 0"
     )
+    parser.add_argument("--every", type=int, nargs="+", default=list(EVERY), help="minibatches between exchanges")
+    parser.add_argument("--name", default="sharing_loss", help="what the files' names begin with")
     options = parser.parse_args()
     if len(options.seeds) < 2:
         raise SystemExit("an interval needs 2 seeds or more")
@@ -224,20 +237,21 @@ def main() -> None:
     pairs = [(seed, fold) for seed in options.seeds for fold in range(FOLDS)]
     source = digits()
     one = {pair: alone(settings, source, *pair) for pair in pairs}
-    print(f"one worker: {np.mean(list(one.values())):.2%} in the mean of {len(pairs)} runs", flush=True)
-    four: dict[Run, tuple[float, float]] = {}
+    accuracy_of_one = float(np.mean([curve[-1] for curve in one.values()]))
+    print(f"one worker: {accuracy_of_one:.2%} in the mean of {len(pairs)} runs", flush=True)
+    four: dict[Run, tuple[list[float], float]] = {}
     for mode in MODES:
-        runs = [Run(way, every, *pair) for way in ways if way.mode == mode for every in EVERY for pair in pairs]
+        runs = [Run(way, every, *pair) for way in ways if way.mode == mode for every in options.every for pair in pairs]
         if runs:
             ended = mv.run(together, WORKERS, (settings, source, mode, runs))[0]
             four |= dict(zip(runs, ended, strict=True))
 
     results = []
     for way in ways:
-        for every in EVERY:
+        for every in options.every:
             points = np.array(
                 [
-                    [100 * (four[Run(way, every, seed, fold)][0] - one[seed, fold]) for fold in range(FOLDS)]
+                    [100 * (four[Run(way, every, seed, fold)][0][-1] - one[seed, fold][-1]) for fold in range(FOLDS)]
                     for seed in options.seeds
                 ]
             ).mean(axis=1)
@@ -255,16 +269,26 @@ def main() -> None:
         "machine": {"cores": len(os.sched_getaffinity(0)), "load_at_end": os.getloadavg()[0]},
         "python": platform.python_version(),
         "seconds": round(time.monotonic() - began),
-        "accuracy_of_one": float(np.mean(list(one.values()))),
+        "accuracy_of_one": accuracy_of_one,
         "results": results,
     }
-    (options.out / "sharing_loss.json").write_text(json.dumps(report, indent=1) + "\n")
-    with (options.out / "sharing_loss.csv").open("w", newline="") as file:
+    (options.out / f"{options.name}.json").write_text(json.dumps(report, indent=1) + "\n")
+    with (options.out / f"{options.name}.csv").open("w", newline="") as file:
         rows = csv.writer(file, lineterminator="\n")
         rows.writerow(["rule", "every", "seed", "fold", "accuracy_4", "accuracy_1"])
-        for run, (value, _) in four.items():
-            alone_ = one[run.seed, run.fold]
-            rows.writerow([run.way.name, run.every, run.seed, run.fold, f"{value:.5f}", f"{alone_:.5f}"])
+        for run, (curve, _) in four.items():
+            alone_ = one[run.seed, run.fold][-1]
+            rows.writerow([run.way.name, run.every, run.seed, run.fold, f"{curve[-1]:.5f}", f"{alone_:.5f}"])
+    with (options.out / f"{options.name}_epochs.csv").open("w", newline="") as file:
+        rows = csv.writer(file, lineterminator="\n")
+        rows.writerow(["rule", "every", "epoch", "accuracy"])
+        curves = {("one worker", 1): list(one.values())}
+        for way in ways:
+            for every in options.every:
+                curves[way.name, every] = [four[Run(way, every, *pair)][0] for pair in pairs]
+        for (name, every), several in curves.items():
+            for epoch, mean in enumerate(np.mean(several, axis=0), 1):
+                rows.writerow([name, every, epoch, f"{mean:.5f}"])
 
 
 if __name__ == "__main__":

@@ -137,7 +137,7 @@ def test_cifar_10_is_read_from_its_files_and_other_pickles_are_not_run(
 
 
 def test_the_loss_of_sharing_is_measured_in_pairs(tmp_path: Path, start: Callable[..., str]) -> None:
-    few = ["--seeds", "100", "101", "--epochs", "1", "--ways", "0", "4"]
+    few = ["--seeds", "100", "101", "--epochs", "2", "--ways", "0", "4"]
     start(EXPERIMENTS / "sharing_loss.py", *few, "--out", str(tmp_path))
     report = json.loads((tmp_path / "sharing_loss.json").read_text())
     assert [(result["rule"], result["every"]) for result in report["results"]] == [
@@ -151,6 +151,14 @@ def test_the_loss_of_sharing_is_measured_in_pairs(tmp_path: Path, start: Callabl
         points = np.mean([100 * (float(row["accuracy_4"]) - float(row["accuracy_1"])) for row in mine])
         assert result["points"] == pytest.approx(points, abs=1e-2)
         assert result["low"] <= result["points"] <= result["high"]
+    with (tmp_path / "sharing_loss_epochs.csv").open() as file:
+        curves = list(csv.DictReader(file))
+    assert [row["epoch"] for row in curves] == ["1", "2"] * (1 + 2 * 3), "one worker, and rules x intervals"
+    ends = {(row["rule"], row["every"]): float(row["accuracy"]) for row in curves if row["epoch"] == "2"}
+    assert ends["one worker", "1"] == pytest.approx(report["accuracy_of_one"], abs=1e-5)
+    for result in report["results"]:
+        end = ends[result["rule"], str(result["every"])]
+        assert 100 * (end - ends["one worker", "1"]) == pytest.approx(result["points"], abs=1e-2)
 
 
 def test_the_straggler_is_measured_in_every_consistency(tmp_path: Path, start: Callable[..., str]) -> None:

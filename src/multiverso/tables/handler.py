@@ -223,9 +223,10 @@ class TableHandler(HeldTable[Scalar]):
     def memory(self) -> npt.NDArray[Scalar]:
         """Returns the values themselves, writable, in the table's shape; it outlives ``shutdown``.
 
-        What is written there is what all workers of this host see, and nothing locks it: for code that keeps the others
-        away by itself. Other hosts see it after `note_written`. Not in synchronous mode, where the values change places
-        with each round.
+        All workers of this host see at once what is written there. Nothing locks it: your code has to keep the
+        others away, or to bear that a write is lost. It is for jobs on one host, as nothing tells the other hosts of
+        a write; on several hosts use `add`. There is none in synchronous mode, where each round puts the values
+        elsewhere.
 
         Raises:
             NotInThisJobError: the session is in synchronous mode.
