@@ -16,8 +16,9 @@ from core_support import Worker, bits, outcome, together, wait_for
 
 import multiverso as mv
 from multiverso.checkpoints import random_state, set_random_state, worker_folder
-from multiverso.checkpoints.trees import as_bytes, read_tree
+from multiverso.checkpoints.trees import as_bytes, read_tree, write_tree
 from multiverso.errors import SnapshotError
+from multiverso.files.opening import sha256_of
 from multiverso.params import Model, SharedParams
 from multiverso.runtime import Node, Session
 from multiverso.tables.collection import load_all, save_all
@@ -356,6 +357,25 @@ def test_what_is_damaged_is_refused_by_all(tmp_path: Path, damage: str) -> None:
     for error, same in together(work, 2):
         assert isinstance(error, SnapshotError)
         assert same
+
+
+@pytest.mark.parametrize("state", [[], 5, {}, {"own": 1, "managers": []}, {"own": {}, "managers": 3}, "unread"])
+def test_a_workers_state_of_another_shape_is_refused(state: Any, alone: Session, tmp_path: Path) -> None:
+    """Its hash was right, and what it held a TypeError or a KeyError."""
+    mv.ArrayTableHandler(3, name="t", session=alone)
+    with mv.checkpoint(tmp_path, session=alone) as checkpoint:
+        checkpoint.save({"step": 1})
+    path, manifest = tmp_path / "generation-1" / "worker-0.safetensors", tmp_path / "manifest.json"
+    state = {**read_tree(path), "unread": {"t9": [1]}} if state == "unread" else state
+    write_tree(path, state)
+    record = json.loads(manifest.read_text())
+    record["generations"][-1]["hashes"][path.name] = sha256_of(path)
+    manifest.write_text(json.dumps(record))
+    with (
+        mv.checkpoint(tmp_path, resume=True, session=alone) as checkpoint,
+        pytest.raises(SnapshotError, match="not as it was saved"),
+    ):
+        checkpoint.restore()
 
 
 def test_a_directory_that_is_somebody_elses_is_left_alone(alone: Session, tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from multiverso.checkpoints.generations import check_tables, newest_undamaged
 from multiverso.checkpoints.manifests import read_generations
 from multiverso.checkpoints.parts import Parts, Table, read_own, read_part
 from multiverso.checkpoints.roles import count, role_of, tell
-from multiverso.checkpoints.stores import PathLike, open_store
+from multiverso.checkpoints.stores import PathLike, Store, open_store
 from multiverso.errors import SnapshotError
 from multiverso.runtime import Session
 from multiverso.runtime.collective.agreement import Together
@@ -70,7 +70,7 @@ def load(
             role.newcomer,
             tuple(read_own(store, generation, other) for other in role.left),
         )
-        check(parts)
+        checked(store, check, parts)
         read.append(parts)
         return f"{generation.folder} for {count(live)}"
 
@@ -98,6 +98,20 @@ def load(
     task.step(lambda: apply(read[0]))
     tell(store, generation, session, live, task.leads)
     return read[0]
+
+
+def checked(store: Store, check: Callable[[Parts], None], parts: Parts) -> None:
+    """Calls a check that changes nothing; what does not have the shape that it looks for is damaged, or not ours.
+
+    Raises:
+        SnapshotError: it is, or the check has refused it.
+    """
+    try:
+        check(parts)
+    except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
+        raise SnapshotError(
+            f"{store}: a worker's state is not as it was saved ({type(error).__name__}: {error}); nothing was changed"
+        ) from error
 
 
 def worker_folder(session: Session, directory: PathLike) -> Path | None:

@@ -143,6 +143,11 @@ class Checkpoint(InProcess):
         tables = self._tables()
 
         def check(parts: Parts) -> None:
+            if not isinstance(parts.own["own"], dict | None):
+                raise TypeError(f"what restore() returns is {parts.own['own']!r:.80}")
+            unread = {key for saved in (parts.own, *parts.left) for key in saved.get("unread", {})}
+            if unknown := unread - tables.keys():
+                raise KeyError(*unknown)
             for key in {key for left in parts.left for key in left.get("unread", ())}:
                 if key in tables and tables[key]._takes_mean:
                     raise SnapshotError(

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 from multiverso.checkpoints.generations import newest_undamaged
+from multiverso.checkpoints.loading import checked
 from multiverso.checkpoints.manifests import read_generations
 from multiverso.checkpoints.parts import Parts, read_part
 from multiverso.checkpoints.stores import Store
@@ -49,7 +50,7 @@ def load_own(
                 raise
             continue  # it was replaced by a newer one meanwhile
         parts = Parts(own, common, newcomer=True)
-        check(parts)
+        checked(store, check, parts)
         apply(parts)
         return own, saved_as == session.worker_id
     raise AssertionError("unreachable")
