@@ -151,7 +151,7 @@ docs: .venv/.dev ## the documentation, served on http://127.0.0.1:8000
 	$(BIN)/mkdocs serve
 
 docs-version: .venv/.dev ## the site of VERSION=1.0 beside those of other versions, on the branch gh-pages
-	NO_MKDOCS_2_WARNING=1 $(BIN)/mike deploy --update-aliases $(VERSION) latest
+	PATH="$(CURDIR)/$(BIN):$$PATH" NO_MKDOCS_2_WARNING=1 mike deploy --update-aliases $(VERSION) latest
 	$(BIN)/mike set-default latest
 
 clean: ## build products and caches
