@@ -16,7 +16,7 @@ from multiverso.tables import ArrayTableHandler, KeyedTable
 from multiverso.tables.log import log_of
 from multiverso.watching.history import History
 from multiverso.watching.slowest import Slowest, slowest
-from multiverso.watching.snapshot import Observer, Snapshot, Worker, kind_of
+from multiverso.watching.snapshot import Link, Observer, Snapshot, Worker, kind_of
 
 IDLE = Worker(
     id=0,
@@ -92,6 +92,14 @@ def test_a_snapshot_says_who_waits_for_whom_and_what_that_costs() -> None:
     assert found is not None
     assert found.worker == 2
     assert "worker 2 is the slowest: the others spend" in str(found)
+
+
+def test_what_a_node_of_a_newer_version_says_beside_is_left_out() -> None:
+    with Node(1) as node:
+        status = node.status()
+    link = {"host": "b", "state": "connected", "connections": 1, "bytes_sent": 2, "bytes_received": 3, "new": 4}
+    seen = Observer().see(status | {"links": [link], "new": 5})
+    assert seen.links == [Link("b", "connected", 1, 2.0, 3.0)]
 
 
 def test_keyed_tables_show_the_keys_that_have_a_row() -> None:

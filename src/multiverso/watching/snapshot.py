@@ -8,7 +8,7 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from msgspec import Struct
+from msgspec import Struct, convert
 
 _PHASES, _DONE, _CLOSED = 8, 2, 4  # of a worker's word of its checkpoints, see checkpoints/board.py
 _NUMBERS = re.compile(r" \d+\b(?! ms)")
@@ -204,9 +204,9 @@ class Observer:
             checkpoint=min(live, default=0),
             workers=workers,
             tables=[_table(table) for table in status["tables"]],
-            links=[Link(**link) for link in status["links"]],
+            links=convert(status["links"], list[Link]),
             waited_for=dict(self._waited_for),
-            publications=[Published(**publication) for publication in status.get("publications", [])],
+            publications=convert(status.get("publications", []), list[Published]),
             restarts=self._restarts,
         )
         return self.last
@@ -299,5 +299,5 @@ def _table(table: Mapping[str, Any]) -> Table:
         rounds=table["rounds"],
         **{name: sum(line[name] for line in lines) for name in (*_COUNTS, "wait_seconds")},
         staleness=sum(reads) / len(reads) if reads else 0.0,
-        **(table.get("copies") or {}),
+        **{name: count for name, count in (table.get("copies") or {}).items() if name in Table.__struct_fields__},
     )
