@@ -91,7 +91,9 @@ def _families(now: Snapshot | None) -> Iterator[str]:
     connected: list[_Sample] = [(labels, one.state == "connected") for labels, one in links]
     yield _family("link_connected", "gauge", "1 while the connection to a host is there.", connected)
     trips: list[_Sample] = [(labels, one.round_trip_seconds) for labels, one in links]
-    yield _family("link_round_trip_seconds", "gauge", "The shortest way to a host and back.", trips)
+    yield _family(
+        "link_round_trip_seconds", "gauge", "The shortest round trip to a host since it was connected.", trips
+    )
     logged: list[_Sample] = [
         ({**labels, "name": name}, value) for labels, one in workers for name, value in one.values.items()
     ]

@@ -12,7 +12,8 @@ from multiverso.watching.units import duration
 _LEAST_SHARE = 0.05  # of the others' time, that is worth a word
 _MUCH_SLOWER = 0.7  # of what the others do
 _MOST_WAITS = 3
-_FEWEST = 10  # operations of the others, from which a pace can be told
+_LEAST_SECONDS = 0.05  # of a kind of wait, that are worth a word
+_FEWEST = 10  # operations, from which a pace can be told
 
 
 class Slowest(Struct, frozen=True):
@@ -42,15 +43,17 @@ def slowest(before: Snapshot | None, now: Snapshot) -> Slowest | None:
     """Returns the worker that held the others up between two snapshots of a job, or None: no one does.
 
     Of workers that wait for each other it is the one that the others waited for most; of those that do not, one that
-    does much less than they do.
+    does much less than they do, if both have been there all the time and have done enough to tell.
 
     Args:
         before: the earlier one; None for the job's beginning.
         now: the later one.
     """
-    past = {} if before is None or before.restarts != now.restarts else {one.id: one for one in before.workers}
+    begins = before is None or before.restarts != now.restarts or all(one.state == "free" for one in before.workers)
+    past = {} if before is None or begins else {one.id: one for one in before.workers}
     seconds = now.up_seconds - (before.up_seconds if past and before else 0.0)
-    live = [worker for worker in now.workers if worker.state == "alive"] or now.workers
+    # of one that failed while others went on nothing is said
+    live = _in_state(now, "alive") or _in_state(now, "left") or _in_state(now, "lost")
     if len(live) < 2 or seconds <= 0:
         return None
 
@@ -62,11 +65,23 @@ def slowest(before: Snapshot | None, now: Snapshot) -> Slowest | None:
     share = min(1.0, since(worst, "cost_seconds") / (seconds * (len(live) - 1)))
     if share >= _LEAST_SHARE:
         return Slowest(worst.id, share)
-    done = {worker.id: since(worker, "operations") for worker in live}
-    last = min(live, key=lambda worker: done[worker.id])
+
+    def was_there(worker: Worker) -> bool:
+        return past[worker.id].pid == worker.pid if worker.id in past else not past and not worker.incarnation
+
+    there = list(filter(was_there, live))
+    done = {worker.id: since(worker, "operations") for worker in there}
+    begun = [worker for worker in there if worker.operations >= _FEWEST]
+    if len(there) < 2 or not begun:
+        return None
+    last = min(begun, key=lambda worker: done[worker.id])
     others = median(number for worker_id, number in done.items() if worker_id != last.id)
     pace = done[last.id] / others if others >= _FEWEST else 1.0
     return Slowest(last.id, 0.0, pace) if pace < _MUCH_SLOWER else None
+
+
+def _in_state(now: Snapshot, state: str) -> list[Worker]:
+    return [worker for worker in now.workers if worker.state == state]
 
 
 def ending(now: Snapshot) -> str:
@@ -77,7 +92,7 @@ def ending(now: Snapshot) -> str:
         parts.append(str(found))
     elif len(now.workers) > 1:
         parts.append("no worker held the others up")
-    waits = sorted(now.waited_for.items(), key=lambda wait: -wait[1])[:_MOST_WAITS]
+    waits = sorted((wait for wait in now.waited_for.items() if wait[1] >= _LEAST_SECONDS), key=lambda wait: -wait[1])
     if waits:
-        parts.append("waited for: " + ", ".join(f"{kind} {duration(seconds)}" for kind, seconds in waits))
+        parts.append("waited for: " + ", ".join(f"{kind} {duration(seconds)}" for kind, seconds in waits[:_MOST_WAITS]))
     return "; ".join(parts)

@@ -11,7 +11,12 @@ from typing import Any
 from msgspec import Struct, convert
 
 _PHASES, _DONE, _CLOSED = 8, 2, 4  # of a worker's word of its checkpoints, see checkpoints/board.py
-_NUMBERS = re.compile(r" \d+\b(?! ms)")
+_KINDS = (  # of waits, as `WaitGraph.name_of` calls them
+    (re.compile(r"^(barrier|round|tick) \d+"), r"\1"),
+    (re.compile(r"^step \d+ of a reduction by \d+ workers$"), "a reduction"),
+    (re.compile(r"^the creation of table number \d+$"), "the creation of a table"),
+    (re.compile(r" that process \d+ holds$"), ""),
+)
 
 
 class Worker(Struct, frozen=True):
@@ -232,7 +237,9 @@ def _with_what_is_gone(seen: dict[str, Any], last: Worker | None) -> dict[str, A
 
 def kind_of(wait: str) -> str:
     """Returns what a wait is for without its numbers: "round of weights" for round 17 of weights."""
-    return _NUMBERS.sub("", wait.partition(" that process")[0])
+    for pattern, kind in _KINDS:
+        wait = pattern.sub(kind, wait)
+    return wait
 
 
 def _worker(seen: Mapping[str, Any], work: Mapping[str, float], cost: Mapping[int, float]) -> Worker:
