@@ -4,7 +4,7 @@ SHELL := /bin/bash
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help demo test quick check bench figures chaos exact pauses again pythons ray buckets page engines gpu fuzz interrupts programs interleave simulate mutants order golden wheels platforms aarch64 docs docs-version clean distclean
+.PHONY: help demo test quick check bench figures chaos exact pauses again pythons ray buckets page engines gpu fuzz interrupts programs interleave simulate mutants order golden wheels platforms aarch64 containers docs docs-version clean distclean
 
 # Whatever is active outside must not reach the environments made here.
 unexport VIRTUAL_ENV PYTHONPATH PYTHONHOME PYTHONSTARTUP PYTHONWARNINGS CONDA_PREFIX
@@ -149,6 +149,9 @@ platforms: .venv/.dev ## the wheel and tests of the core under PYTHONS="python3.
 
 aarch64: .venv/.dev ## the wheel for aarch64, built here and tried in a Debian for arm64 under qemu (root; some 20 minutes)
 	@ROOT="$(ROOT)" bash scripts/aarch64.sh $(PYTEST_ARGS)
+
+containers: .venv/.dev ## the Dockerfiles of the documentation, followed without Docker in roots made by debootstrap (root; WHEEL=file)
+	@$(BIN)/python scripts/containers.py $(WHEEL)
 
 docs: .venv/.dev ## the documentation, served on http://127.0.0.1:8000
 	$(BIN)/mkdocs serve
