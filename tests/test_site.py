@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import re
-import subprocess
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from html.parser import HTMLParser
@@ -14,6 +11,8 @@ from pathlib import Path
 from urllib.parse import unquote, urldefrag, urljoin
 
 import pytest
+
+from documentation import build
 
 ROOT = Path(__file__).resolve().parent.parent
 HOST = "http://site/"
@@ -73,12 +72,7 @@ class Page(HTMLParser):
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    target = tmp_path_factory.mktemp("site")
-    command = (sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(target))
-    environment = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}
-    built = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=250, check=False)
-    assert built.returncode == 0, built.stdout + built.stderr
-    return target
+    return build(tmp_path_factory.mktemp("site"))
 
 
 @pytest.fixture(scope="module")

@@ -15,7 +15,7 @@ from multiverso.runtime import Node, Session
 from multiverso.tables import ArrayTableHandler, KeyedTable
 from multiverso.tables.log import log_of
 from multiverso.watching.history import History
-from multiverso.watching.slowest import Busiest, Slowest, busiest, slowest
+from multiverso.watching.slowest import Busiest, Slowest, busiest, ending, slowest
 from multiverso.watching.snapshot import Link, Observer, Snapshot, Worker, kind_of
 
 IDLE = Worker(
@@ -94,6 +94,14 @@ def test_a_snapshot_says_who_waits_for_whom_and_what_that_costs() -> None:
     assert "worker 2 is the slowest: the others spend" in str(found)
 
 
+def test_what_a_node_of_a_newer_version_says_beside_is_left_out() -> None:
+    with Node(1) as node:
+        status = node.status()
+    link = {"host": "b", "state": "connected", "connections": 1, "bytes_sent": 2, "bytes_received": 3, "new": 4}
+    seen = Observer().see(status | {"links": [link], "new": 5})
+    assert seen.links == [Link("b", "connected", 1, 2.0, 3.0)]
+
+
 def test_keyed_tables_show_the_keys_that_have_a_row() -> None:
     with Node(2) as node:
 
@@ -124,6 +132,15 @@ def test_a_wait_is_called_the_same_whatever_its_numbers() -> None:
     assert kind_of("round 17 of weights") == "round of weights"
     assert kind_of("barrier 3") == "barrier"
     assert kind_of("a lock of w2 that process 71 holds") == "a lock of w2"
+    assert kind_of("the creation of table number 3") == "the creation of a table"
+    assert kind_of("step 2 of a reduction by 4 workers") == "a reduction"
+    assert kind_of("round 17 of layer 2") == "round of layer 2", "a table's name is kept as it is"
+
+
+def test_the_last_line_leaves_out_waits_that_took_no_time() -> None:
+    waits = {"the creation of a table": 0.01, "round of weights": 3.0}
+    assert ending(moment(10, IDLE, waited_for=waits)).endswith("; waited for: round of weights 3.0 s")
+    assert "waited for" not in ending(moment(10, IDLE, waited_for={"barrier": 0.0}))
 
 
 def test_the_slowest_is_who_is_waited_for_or_does_much_less() -> None:
@@ -135,6 +152,19 @@ def test_the_slowest_is_who_is_waited_for_or_does_much_less() -> None:
     assert slowest(before, now) == Slowest(1, 0.4)
     again = moment(5, fast, changed(slow, adds=990.0), restarts=1)
     assert slowest(before, again) is None, "what another start did does not count"
+    begun = moment(20, changed(fast, adds=2000.0), changed(slow, adds=9.0))
+    assert slowest(None, begun) is None, "it has hardly begun"
+    assert slowest(before, moment(20, changed(fast, adds=2000.0), slow)) == Slowest(1, 0.0, 0.0), "it is stuck"
+    for one in (changed(slow, pid=8, incarnation=1, adds=50.0), changed(slow, id=2, adds=50.0)):
+        assert slowest(before, moment(20, changed(fast, adds=2000.0), one)) is None, "it came meanwhile"
+    free = [changed(IDLE, id=i, pid=0, state="free") for i in range(2)]
+    assert slowest(moment(1, *free), moment(10, fast, slow)) == Slowest(1, 0.0, 0.4), "the job's beginning"
+    over = [changed(fast, id=i, state="left") for i in (0, 2)]
+    lost = [changed(worker, state="lost") for worker in (fast, slow)]
+    assert slowest(None, moment(20, *lost)) == Slowest(1, 0.0, 0.4), "all were ended together"
+    assert slowest(None, moment(20, *over, changed(slow, state="lost"))) is None, "it has failed"
+    assert slowest(None, moment(20, *over, changed(slow, state="left", incarnation=1))) is None, "another one began"
+    assert slowest(None, moment(20, *over, changed(slow, state="left"))) == Slowest(1, 0.0, 0.4)
     few = moment(1, changed(fast, adds=9.0), changed(slow, adds=1.0))
     assert slowest(None, few) is None
 

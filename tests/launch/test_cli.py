@@ -18,6 +18,8 @@ from launch_support import SECONDS, OnTerminal, Running, command, environ, multi
 
 import multiverso as mv
 from multiverso.cli.doctor import Finding, examine
+from multiverso.cli.keys import COLUMNS, HELP, View, after
+from multiverso.cli.main import top as top_command
 from multiverso.cli.show import show_findings
 from multiverso.cli.top import Job, render
 from multiverso.watching.jobs import chosen
@@ -214,14 +216,50 @@ def test_top_that_is_ended_leaves_the_terminal_as_it_was() -> None:
 
 
 def test_keys_change_what_top_shows() -> None:
-    running = OnTerminal(command("top", "--interval", "60"), TERM="xterm", COLUMNS="200", LINES="3")
+    running = OnTerminal(command("top", "--interval", "60"), TERM="xterm", COLUMNS="200", LINES="30")
     running.read_until(b"s: the slowest first")
-    for key, shown in ((b"s", b"s: by number"), (b"\x1b[B", b"s: by number"), (b"s", b"s: the slowest first")):
+    for key, shown in (
+        (b"s", b"s: by number"),
+        (b"\x1b[B", b"s: by number"),
+        (b"s", b"s: the slowest first"),
+        (b"h", b"the one that uses most memory first"),
+        (b"h/node", b"only workers with: node_"),
+        (b"\x7fq\r", b"only workers with nodq (Escape: all)"),
+        (b"\x1b", b"/: finds"),
+    ):
         number = running.seen.count(shown) + 1
         os.write(running.terminal, key)
         running.read_until(shown, number=number)
     os.write(running.terminal, b"q")
     assert running.end() == 0
+
+
+def test_keys_sort_by_any_column_find_workers_and_go_to_the_ends() -> None:
+    def pressed(*keys: str, first: int = 0) -> View | None:
+        view: View | None = View(first=first)
+        for key in keys:
+            assert view is not None
+            view = after(view, key, 10)
+        return view
+
+    assert pressed("P") == View("cpu")
+    assert pressed("M", ">") == View("op/s")
+    assert pressed("<") == View(COLUMNS[-1])
+    assert pressed("s", "<") == View("waited"), "the slowest are sorted by what they cost"
+    assert {now.sort for i in range(len(COLUMNS)) if (now := pressed(*">" * i))} == set(COLUMNS)
+    assert pressed(*"/ab", "backspace", *"qé", "up") == View(only="aqé", typing=True)
+    assert pressed(*"/q", "enter") == View(only="q")
+    assert pressed(*"/q", "enter", "escape") == pressed(*"/q", "escape") == View()
+    assert pressed("h", "q") == pressed("?", "escape") == View(), "any key leaves the help"
+    assert pressed("q") is pressed("escape") is None
+    assert pressed("page down", "up") == View(first=9)
+    home, end = pressed("home", first=500), pressed("end")
+    assert home is not None is not end
+    assert home.first < 0 < 100_000 < end.first, "what shows the lines knows how many there are"
+    assert all(f"\n{key} " in HELP for key in ("s", "P", "M", "< and >", "/", "Home, End"))
+    (option,) = [each for each in top_command.params if each.name == "sort"]
+    assert isinstance(option.type, click.Choice)
+    assert [*option.type.choices] == [*COLUMNS, "slow"]
 
 
 def test_top_without_a_job_and_with_nonsense() -> None:
@@ -275,8 +313,8 @@ def test_of_each_worker_is_shown_how_quick_how_stale_and_how_far_behind() -> Non
             "links": [],
         }
 
-    def lines_of(seen: Job, sort: str = "worker") -> list[list[str]]:
-        return [line.split() for line in click.unstyle(render([seen], sort)).splitlines()]
+    def lines_of(seen: Job, **view: Any) -> list[list[str]]:
+        return [line.split() for line in click.unstyle(render([seen], View(**view))).splitlines()]
 
     seen = Job().see(job(10.0, 100))
     first = lines_of(seen)
@@ -289,7 +327,11 @@ def test_of_each_worker_is_shown_how_quick_how_stale_and_how_far_behind() -> Non
     assert (rows[0][3], rows[0][6], *rows[0][8:10]) == ("50%", "100", "0.0", "300")
     assert (rows[1][3], rows[1][6], *rows[1][8:10]) == ("50%", "200", "2.5", "0")
     assert (rows[0][7], rows[1][7]) == ("▄", "█")
-    assert [row[0] for row in lines_of(seen, "slow")[3:5]] == ["0", "1"]
+    for sort, first in (("slow", "0"), ("lag", "0"), ("op/s", "1"), ("stale", "1"), ("past", "1"), ("logged", "0")):
+        assert lines_of(seen, sort=sort)[3][0] == first, sort
+    assert click.style("op/s", reverse=True) in render([seen], View("op/s")), "the heading says so"
+    shown = ([row[0] for row in lines_of(seen, only=text)[3:]] for text in ("2.5", "ALIVE", "nobody"))
+    assert list(shown) == [["1", "table", "w"], ["0", "1", "table", "w"], ["table", "w"]]
     seen.see(job(14.0, 200))  # another process in their places counts from 0
     assert lines_of(seen)[3][6] == "25"
     assert [found["address"] for found in chosen([job(1.0, 1)], "train.py")] == ["multiverso-1-a"]

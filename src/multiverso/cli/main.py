@@ -10,6 +10,10 @@ from typing import Any
 import click
 
 _SSH = "ssh -o BatchMode=yes"  # `launch.ssh.DEFAULT_SSH`, which is imported when it is used
+_SORTED_BY = [  # `cli.keys.COLUMNS`, and the slowest
+    "worker", "pid", "state", "cpu", "memory", "op/s", "past", "stale", "lag", "waits for", "since", "missing",
+    "waited", "cost", "logged", "slow",
+]  # fmt: skip
 
 
 class Commands(click.Group):
@@ -219,14 +223,16 @@ def doctor(as_json: bool, hosts: str | None, ssh: str, port: int, probe: bool) -
 @click.option("--job", help="Only this one: its script's name, a worker's pid, or its address.")
 @click.option(
     "--sort",
-    type=click.Choice(["worker", "slow"]),
+    type=click.Choice(_SORTED_BY),
     default="worker",
-    help="Which worker comes first: the lowest, or the one that the others wait for.",
+    metavar="COLUMN",
+    help="By which column the workers are sorted; or slow: first the one that the others wait for.",
 )
 def top(once: bool, as_json: bool, interval: float, job: str | None, sort: str) -> None:
     """Show the running jobs of this user, live: workers, what they wait for, tables.
 
-    Keys: q (or Ctrl-C) ends it, s sorts by what is slow, the arrows and page keys show further lines.
+    Keys: q (or Ctrl-C) ends it, s sorts by what is slow, P by processor time, M by memory, < and > by another column,
+    / shows only workers that contain a text, h shows all keys.
 
     Of each worker: operations a second, now and over the last looks, how many pushes of others come between its reads
     (stale), how many operations it is behind the one that has done most (lag), how long it has waited, how long others

@@ -1,6 +1,7 @@
 """A whole terminal for what changes all the time, and the keys that are pressed meanwhile."""
 
 import os
+import re
 import select
 import shutil
 import signal
@@ -8,6 +9,7 @@ import sys
 import termios
 import time
 import tty
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
@@ -16,7 +18,11 @@ import click
 # A screen of its own, without a cursor, where lines that are too long are cut off; and back.
 _ENTER, _LEAVE = "\x1b[?1049h\x1b[?25l\x1b[?7l", "\x1b[?7h\x1b[?25h\x1b[?1049l"
 _FIRST_LINE, _CLEAR_LINE, _CLEAR_BELOW = "\x1b[H", "\x1b[K", "\x1b[J"
-_NAMED = {b"\x1b[A": "up", b"\x1b[B": "down", b"\x1b[5~": "page up", b"\x1b[6~": "page down", b"\x1b": "escape"}
+_NAMED = {
+    "A": "up", "B": "down", "H": "home", "F": "end", "1~": "home", "4~": "end", "5~": "page up", "6~": "page down",
+    "\x1b": "escape", "\n": "enter", "\r": "enter", "\x7f": "backspace", "\b": "backspace",
+}  # fmt: skip
+_KEY = re.compile(r"\x1b(?:\[[\d;]*[A-Za-z~]|O[A-Z])|.", re.S)  # held keys, or pasted ones, come together
 
 
 def rows() -> int:
@@ -38,15 +44,18 @@ def screen() -> Iterator[Callable[[float], str]]:
         What waits so many seconds for a key: returns its letter or its name; nothing, when none was pressed.
     """
     keyboard = sys.stdin.fileno() if sys.stdin.isatty() else None
+    pressed: deque[str] = deque()
     before = termios.tcgetattr(keyboard) if keyboard is not None else None
 
     def key(seconds: float) -> str:
         if keyboard is None:
             time.sleep(seconds)
-        elif select.select([keyboard], [], [], seconds)[0]:
-            pressed = os.read(keyboard, 16)
-            return _NAMED.get(pressed, pressed.decode(errors="replace"))
-        return ""
+        elif not pressed and select.select([keyboard], [], [], seconds)[0]:
+            pressed.extend(_KEY.findall(os.read(keyboard, 256).decode(errors="replace")))
+        if not pressed:
+            return ""
+        one = pressed.popleft()
+        return _NAMED.get(one[2:] or one, one)
 
     def end(number: int, _: object) -> None:
         raise SystemExit(128 + number)

@@ -10,7 +10,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import click
+from msgspec.structs import replace
 
+from multiverso.cli.keys import COLUMNS, HELP, View, after
 from multiverso.cli.screen import draw, rows, screen
 from multiverso.columns import in_columns
 from multiverso.errors import StartupError
@@ -22,10 +24,7 @@ from multiverso.watching.units import duration, size
 _STATE_COLOURS = {"alive": "green", "lost": "red"}
 _BARS = " ▁▂▃▄▅▆▇█"
 _SPARK = 16  # looks
-_KEYS = {
-    "worker": "q ends   s: the slowest first   up, down: further lines",
-    "slow": "q ends   s: by number   up, down: further lines",
-}
+_ALL = View()
 
 
 @dataclass(frozen=True)
@@ -75,41 +74,36 @@ def show_jobs(*, once: bool, as_json: bool, interval_seconds: float, job: str | 
         print(json.dumps(chosen(find_jobs(), job)))
         return 0
     if once or not sys.stdout.isatty():  # what reads us waits for our end
-        click.echo(render([Job().see(status) for status in chosen(find_jobs(), job)], sort, job))
+        click.echo(render([Job().see(status) for status in chosen(find_jobs(), job)], View(sort), job))
         return 0
     with suppress(KeyboardInterrupt):
-        _keep_showing(job, interval_seconds, sort)
+        _keep_showing(job, interval_seconds, View(sort))
     return 0
 
 
-def _keep_showing(job: str | None, interval_seconds: float, sort: str) -> None:
+def _keep_showing(job: str | None, interval_seconds: float, view: View | None) -> None:
     seen: dict[str, Job] = {}
-    first, look_at = 0, 0.0
+    look_at = 0.0
     with screen() as key:
-        while True:
+        while view is not None:
             if time.monotonic() >= look_at:
                 found = {status["address"]: status for status in chosen(find_jobs(), job)}
                 seen = {address: seen.get(address, Job()).see(status) for address, status in found.items()}
                 look_at = time.monotonic() + interval_seconds
-            lines = render(list(seen.values()), sort, job).splitlines()
-            first = max(0, min(first, len(lines) - rows()))
-            draw(lines[first:], click.style(_KEYS[sort], dim=True))
-            pressed = key(max(0.0, look_at - time.monotonic()))
-            if pressed in ("q", "escape"):
-                return
-            if pressed == "s":
-                sort = "worker" if sort == "slow" else "slow"
-            first += {"up": -1, "k": -1, "down": 1, "j": 1, "page up": -rows(), "page down": rows()}.get(pressed, 0)
+            lines = (HELP if view.help else render(list(seen.values()), view, job)).splitlines()
+            view = replace(view, first=max(0, min(view.first, len(lines) - rows())))
+            draw(lines[0 if view.help else view.first :], click.style(view.keys, dim=True))
+            view = after(view, key(max(0.0, look_at - time.monotonic())), rows())
 
 
-def render(jobs: list[Job], sort: str = "worker", wish: str | None = None) -> str:
+def render(jobs: list[Job], view: View = _ALL, wish: str | None = None) -> str:
     """Lays the jobs out, one below the other; ``wish``: which one was asked for."""
     if not jobs:
         return "No job of this user is running here." if wish is None else f"No job here is called {wish}."
-    return "\n\n".join("\n".join(_render_job(job, sort)) for job in jobs)
+    return "\n\n".join("\n".join(_render_job(job, view)) for job in jobs)
 
 
-def _render_job(job: Job, sort: str) -> Iterator[str]:
+def _render_job(job: Job, view: View) -> Iterator[str]:
     now = job.now
     number = now.workers_num
     workers = f"workers: {number}" if number is not None else f"workers: {len(now.workers)}, any number"
@@ -119,7 +113,7 @@ def _render_job(job: Job, sort: str) -> Iterator[str]:
         yield click.style(f"{job.history.slowest}", fg="yellow")
     if job.history.busiest is not None:
         yield click.style(f"{job.history.busiest}", fg="yellow")
-    yield render_workers(job, sort)
+    yield render_workers(job, view)
     if now.tables:
         yield _render_tables(job)
     if now.publications:
@@ -128,39 +122,44 @@ def _render_job(job: Job, sort: str) -> Iterator[str]:
         yield _render_links(job)
 
 
-def render_workers(job: Job, sort: str = "worker") -> str:
+def render_workers(job: Job, view: View = _ALL) -> str:
     """Lays the workers of one job out: what each does, how quickly, how far behind, what it says."""
-    columns = ("worker", "pid", "state", "cpu", "memory", "op/s", "", "stale", "lag", "waits for", "since", "missing")
-    rows, now = [], job.now
+    now = job.now
     most = max((worker.operations for worker in now.workers), default=0.0)
-    rates = {worker.id: job.per_second("workers", worker.id, "operations") for worker in now.workers}
     past = {worker.id: job.past(worker.id) for worker in now.workers}
     highest = max(itertools.chain(*past.values()), default=0.0)
-    workers = now.workers
-    if sort == "slow":  # those that cost the others most, then those that have done least
-        workers = sorted(workers, key=lambda worker: (-worker.cost_seconds, rates[worker.id]))
-    for worker in workers:
-        alive = worker.state == "alive"
-        row = (
-            str(worker.id),
-            f"{worker.pid} on {worker.host}" if worker.host else str(worker.pid),
-            _coloured(worker.state, _STATE_COLOURS.get(worker.state)),
-            # a process may be much older than the job: what it used before says nothing
-            f"{job.per_second('workers', worker.id, 'cpu_seconds'):.0%}" if job.history.before and alive else "",
-            size(worker.resident_bytes) if worker.resident_bytes else "",
-            f"{rates[worker.id]:,.0f}",
-            _sparkline(past[worker.id], highest),
-            f"{worker.staleness:.1f}",
-            f"{most - worker.operations:,.0f}",
-            worker.waiting_for,
-            duration(worker.waiting_seconds) if worker.waiting_for else "",
-            ", ".join(map(str, worker.needs)) if worker.waiting_for else "",
-            duration(worker.waited_seconds),
-            duration(worker.cost_seconds) if worker.cost_seconds >= 0.1 else "",
-            _logged(worker),
+    lines: list[tuple[Any, list[str]]] = []
+    for worker in now.workers:
+        rate = job.per_second("workers", worker.id, "operations")
+        # a process may be much older than the job: what it used before says nothing
+        known = job.history.before is not None and worker.state == "alive"
+        cpu = job.per_second("workers", worker.id, "cpu_seconds") if known else 0.0
+        needs = worker.needs if worker.waiting_for else []
+        since = worker.waiting_seconds if worker.waiting_for else 0.0
+        # of each column: by what workers are sorted, the smallest first, and what is shown
+        cells: tuple[tuple[Any, str], ...] = (
+            (worker.id, str(worker.id)),
+            ((worker.host, worker.pid), f"{worker.pid} on {worker.host}" if worker.host else str(worker.pid)),
+            (worker.state, _coloured(worker.state, _STATE_COLOURS.get(worker.state))),
+            (-cpu, f"{cpu:.0%}" if known else ""),
+            (-worker.resident_bytes, size(worker.resident_bytes) if worker.resident_bytes else ""),
+            (-rate, f"{rate:,.0f}"),
+            (-sum(past[worker.id]), _sparkline(past[worker.id], highest)),
+            (-worker.staleness, f"{worker.staleness:.1f}"),
+            (worker.operations, f"{most - worker.operations:,.0f}"),
+            ((not worker.waiting_for, worker.waiting_for), worker.waiting_for),
+            (-since, duration(since) if worker.waiting_for else ""),
+            (-len(needs), ", ".join(map(str, needs))),
+            (-worker.waited_seconds, duration(worker.waited_seconds)),
+            ((-worker.cost_seconds, rate), duration(worker.cost_seconds) if worker.cost_seconds >= 0.1 else ""),
+            (-1 if worker.step is None else -worker.step - 2, _logged(worker)),
         )
-        rows.append(row)
-    return in_columns((*columns, "waited", "cost", "logged"), rows)
+        row = [text for _, text in cells]
+        if view.only.lower() in click.unstyle("  ".join(row)).lower():
+            lines.append((cells[COLUMNS.index(view.column)][0], row))
+    lines.sort(key=lambda line: line[0])
+    head = [click.style(name, reverse=True) if name == view.column else name for name in COLUMNS]
+    return in_columns(head, [row for _, row in lines])
 
 
 def _sparkline(values: Sequence[float], highest: float) -> str:

@@ -13,7 +13,8 @@ from multiverso.watching.units import duration
 _LEAST_SHARE = 0.05  # of the others' time, that is worth a word
 _MUCH_SLOWER = 0.7  # of what the others do
 _MOST_WAITS = 3
-_FEWEST = 10  # operations of the others, from which a pace can be told
+_LEAST_SECONDS = 0.05  # of a kind of wait, that are worth a word
+_FEWEST = 10  # operations, from which a pace can be told
 _BUSY = 0.8  # of the time, from which a connection has little room left
 
 
@@ -66,7 +67,7 @@ def slowest(before: Snapshot | None, now: Snapshot, lately: Snapshot | None = No
     """Returns the worker that held the others up between two snapshots of a job, or None: no one does.
 
     Of workers that wait for each other it is the one that the others waited for most; of those that do not, one that
-    does much less than they do.
+    does much less than they do, if both have been there all the time and have done enough to tell.
 
     Args:
         before: the earlier one; None for the job's beginning.
@@ -76,21 +77,25 @@ def slowest(before: Snapshot | None, now: Snapshot, lately: Snapshot | None = No
     return _waited_for(before, now) or (lately and _behind(lately, now)) or _behind(before, now)
 
 
-def _since(before: Snapshot | None, now: Snapshot) -> tuple[list[Worker], float, Callable[[Worker, str], float]]:
-    """Returns the workers that count, the seconds between, and what a worker's counter has grown by meanwhile."""
-    past = {} if before is None or before.restarts != now.restarts else {one.id: one for one in before.workers}
+def _since(
+    before: Snapshot | None, now: Snapshot
+) -> tuple[list[Worker], dict[int, Worker], float, Callable[[Worker, str], float]]:
+    """Returns the workers that count, what they were before, the seconds since, and by what a counter has grown."""
+    begins = before is None or before.restarts != now.restarts or all(one.state == "free" for one in before.workers)
+    past = {} if before is None or begins else {one.id: one for one in before.workers}
     seconds = now.up_seconds - (before.up_seconds if past and before else 0.0)
-    live = [worker for worker in now.workers if worker.state == "alive"] or now.workers
+    # of one that failed while others went on nothing is said
+    live = _in_state(now, "alive") or _in_state(now, "left") or _in_state(now, "lost")
 
     def since(worker: Worker, name: str) -> float:
         earlier = getattr(past[worker.id], name) if worker.id in past else 0.0
         return max(0.0, float(getattr(worker, name)) - float(earlier))
 
-    return live if len(live) > 1 and seconds > 0 else [], seconds, since
+    return live if len(live) > 1 and seconds > 0 else [], past, seconds, since
 
 
 def _waited_for(before: Snapshot | None, now: Snapshot) -> Slowest | None:
-    live, seconds, since = _since(before, now)
+    live, _, seconds, since = _since(before, now)
     if not live:
         return None
     worst = max(live, key=lambda worker: since(worker, "cost_seconds"))
@@ -99,14 +104,24 @@ def _waited_for(before: Snapshot | None, now: Snapshot) -> Slowest | None:
 
 
 def _behind(before: Snapshot | None, now: Snapshot) -> Slowest | None:
-    live, _, since = _since(before, now)
-    if not live:
+    live, past, _, since = _since(before, now)
+
+    def was_there(worker: Worker) -> bool:
+        return past[worker.id].pid == worker.pid if worker.id in past else not past and not worker.incarnation
+
+    there = list(filter(was_there, live))
+    done = {worker.id: since(worker, "operations") for worker in there}
+    begun = [worker for worker in there if worker.operations >= _FEWEST]
+    if len(there) < 2 or not begun:
         return None
-    done = {worker.id: since(worker, "operations") for worker in live}
-    last = min(live, key=lambda worker: done[worker.id])
+    last = min(begun, key=lambda worker: done[worker.id])
     others = median(number for worker_id, number in done.items() if worker_id != last.id)
     pace = done[last.id] / others if others >= _FEWEST else 1.0
     return Slowest(last.id, 0.0, pace) if pace < _MUCH_SLOWER else None
+
+
+def _in_state(now: Snapshot, state: str) -> list[Worker]:
+    return [worker for worker in now.workers if worker.state == state]
 
 
 def ending(now: Snapshot) -> str:
@@ -117,7 +132,7 @@ def ending(now: Snapshot) -> str:
         parts.append(str(found))
     elif len(now.workers) > 1:
         parts.append("no worker held the others up")
-    waits = sorted(now.waited_for.items(), key=lambda wait: -wait[1])[:_MOST_WAITS]
+    waits = sorted((wait for wait in now.waited_for.items() if wait[1] >= _LEAST_SECONDS), key=lambda wait: -wait[1])
     if waits:
-        parts.append("waited for: " + ", ".join(f"{kind} {duration(seconds)}" for kind, seconds in waits))
+        parts.append("waited for: " + ", ".join(f"{kind} {duration(seconds)}" for kind, seconds in waits[:_MOST_WAITS]))
     return "; ".join(parts)

@@ -8,10 +8,15 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from msgspec import Struct
+from msgspec import Struct, convert
 
 _PHASES, _DONE, _CLOSED = 8, 2, 4  # of a worker's word of its checkpoints, see checkpoints/board.py
-_NUMBERS = re.compile(r" \d+\b(?! ms)")
+_KINDS = (  # of waits, as `WaitGraph.name_of` calls them
+    (re.compile(r"^(barrier|round|tick) \d+"), r"\1"),
+    (re.compile(r"^step \d+ of a reduction by \d+ workers$"), "a reduction"),
+    (re.compile(r"^the creation of table number \d+$"), "the creation of a table"),
+    (re.compile(r" that process \d+ holds$"), ""),
+)
 
 
 class Worker(Struct, frozen=True):
@@ -210,9 +215,9 @@ class Observer:
             checkpoint=min(live, default=0),
             workers=workers,
             tables=[_table(table) for table in status["tables"]],
-            links=[Link(**link) for link in status["links"]],
+            links=convert(status["links"], list[Link]),
             waited_for=dict(self._waited_for),
-            publications=[Published(**publication) for publication in status.get("publications", [])],
+            publications=convert(status.get("publications", []), list[Published]),
             restarts=self._restarts,
         )
         return self.last
@@ -238,7 +243,9 @@ def _with_what_is_gone(seen: dict[str, Any], last: Worker | None) -> dict[str, A
 
 def kind_of(wait: str) -> str:
     """Returns what a wait is for without its numbers: "round of weights" for round 17 of weights."""
-    return _NUMBERS.sub("", wait.partition(" that process")[0])
+    for pattern, kind in _KINDS:
+        wait = pattern.sub(kind, wait)
+    return wait
 
 
 def _worker(seen: Mapping[str, Any], work: Mapping[str, float], cost: Mapping[int, float]) -> Worker:
@@ -305,5 +312,5 @@ def _table(table: Mapping[str, Any]) -> Table:
         rounds=table["rounds"],
         **{name: sum(line[name] for line in lines) for name in (*_COUNTS, "wait_seconds")},
         staleness=sum(reads) / len(reads) if reads else 0.0,
-        **(table.get("copies") or {}),
+        **{name: count for name, count in (table.get("copies") or {}).items() if name in Table.__struct_fields__},
     )
