@@ -346,7 +346,7 @@
   let shown = "";
   function drawVerdict() {
     const { now, slowest, lost, verdict } = state, live = now ? now.workers.filter((worker) => worker.state === "alive") : [];
-    const text = now && now.over ? `The job is over: ${now.over}. ${verdict[0].toUpperCase()}${verdict.slice(1)}.` : lost || (!now ? "Waiting for workers." : slowest ? `W${verdict.slice(1)}.` : live.length > 1 ? "No worker holds the others up." : "One worker is running.");
+    const text = now && now.over ? `The job is over: ${now.over}. ${verdict[0].toUpperCase()}${verdict.slice(1)}.` : lost || (!now ? "Waiting for workers." : slowest ? `W${verdict.slice(1)}.` : live.length > 1 ? "No worker holds the others up." : live.length ? "One worker is running." : "No worker is running.");
     // a reader of the screen is told what is new, not each percent
     const news = now && slowest && !now.over && !lost ? `${slowest.worker} ${Math.round(slowest.share * 10)} ${slowest.share ? "" : Math.round(slowest.pace * 5)}` : text;
     if (news !== shown) say($("verdict"), text);
