@@ -32,6 +32,14 @@ for step in range(1, 4 + mv.worker_id()):
 mv.barrier()
 mv.shutdown()
 """
+UNEQUAL = """
+import multiverso as mv
+mv.init(sync=True)
+table = mv.ArrayTableHandler(8)
+for _ in range(3 + mv.worker_id() // 2):
+    table.get()
+mv.shutdown()
+"""
 ADDING = """
 import sys
 import numpy as np
@@ -164,6 +172,13 @@ def test_what_makes_no_sense_is_refused(tmp_path: Path, arguments: tuple[object,
     done = run(*arguments, program(tmp_path, ADDING))
     assert done.returncode == 2
     assert said in done.stderr
+
+
+def test_unequal_rounds_on_different_hosts_are_told_at_the_end(tmp_path: Path) -> None:
+    done = run("--hosts", 2, "-n", 3, program(tmp_path, UNEQUAL))
+    assert done.returncode == 0
+    said = "table 1: workers ended after different numbers of rounds (workers 0, 1 after 3, worker 2 after 4)"
+    assert done.stderr.count(said) == 1, done.stderr
 
 
 def test_a_summary_has_what_all_hosts_workers_have_done(tmp_path: Path) -> None:

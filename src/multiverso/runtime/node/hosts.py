@@ -20,11 +20,13 @@ class Hosts:
 
     Attributes:
         several: whether there are others.
+        leads: whether this is the first one, which says what concerns all.
         is_entering: whether this host takes a lost one's place, and has not got what there is yet.
         times_replaced: how often this host was lost after it had begun.
     """
 
     several = False
+    leads = True
     is_entering = False
     times_replaced = 0
 

@@ -346,8 +346,11 @@ class Membership:
 
     def changed(self, worker_id: int) -> None:
         """A worker of another host has come, left or died."""
-        if self.control.liveness(worker_id) in (at.LOST, at.GONE):
+        liveness = self.control.liveness(worker_id)
+        if liveness in (at.LOST, at.GONE):
             self.creations.dropped(worker_id)
+        if liveness == at.GONE:
+            self._note_rounds(worker_id)
         self._answer_ready()
 
     def _taken(self, wish: int | None, pid: int) -> str:
@@ -370,18 +373,19 @@ class Membership:
         Fewer in some is an uneven last batch, or a step that one of them has skipped: then all rounds after that have
         put together what does not belong together, and nothing else would say so. The same holds for barriers.
         """
-        if self.workers_num is not None and not self._incarnations:  # those who come later count from where others are
-            self._rounds.setdefault(BARRIERS, {})[worker_id] = self.control.worker(worker_id).barrier
+        worker = self.control.worker(worker_id)
+        if self.workers_num is not None and not self._incarnations and not worker.incarnation:
+            self._rounds.setdefault(BARRIERS, {})[worker_id] = worker.barrier  # who comes later begins where others are
         for number, shard in self.catalogue.shards.items() if self.mode == "sync" else ():
             progress = shard.progress()
             mine = progress.members.get(worker_id)
             if mine is not None and mine.first_step <= 1:
                 self._rounds.setdefault((number, progress.name), {})[worker_id] = mine.folded // progress.chunks
-        if not self.attached:
+        if not self.attached and not any(self.control.liveness(i) == at.ALIVE for i in range(self.control.capacity)):
             self._tell_rounds()
 
     def _tell_rounds(self) -> None:
-        for line in unequal(self._rounds):
+        for line in unequal(self._rounds) if self._hosts.leads else ():
             log(line)
         self._rounds.clear()
 
