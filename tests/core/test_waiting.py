@@ -380,8 +380,9 @@ def _ended_thread(table: Any) -> None:
     [lambda table: table.get_async().wait(), _ended_thread],
     ids=["get_async", "a thread that has ended"],
 )
+@pytest.mark.parametrize("waits_for_another", [False, True])
 def test_a_thread_that_does_nothing_more_hides_no_deadlock(
-    in_another_thread: Callable[[Any], Any], monkeypatch: pytest.MonkeyPatch
+    in_another_thread: Callable[[Any], Any], waits_for_another: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("multiverso.runtime.session.patience._STILL_SECONDS", 0.3)
     told = threading.Barrier(2)
@@ -390,7 +391,7 @@ def test_a_thread_that_does_nothing_more_hides_no_deadlock(
         table = mv.ArrayTableHandler(3, session=session)
         in_another_thread(table)
         for _ in range(3 + session.worker_id):
-            last = outcome(table.get)
+            last = outcome(lambda: table.get_async().wait() if waits_for_another else table.get())
         error = last if session.worker_id else outcome(lambda: session.barrier(timeout_seconds=25))
         told.wait(30)
         return error

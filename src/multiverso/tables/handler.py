@@ -198,7 +198,7 @@ class TableHandler(HeldTable[Scalar]):
             )
 
         operations = self._operations
-        call = Posted(kind, arguments, Pending(run, f"{kind.name} of {self!r}"))
+        call = Posted(kind, arguments, Pending(run, f"{kind.name} of {self!r}", self._session.threads.blocked))
         self._unheard[call] = None
         try:
             self._queue.put(call.pending, self._session.start_deadline())

@@ -26,9 +26,21 @@ _END_SECONDS = 2.0
 
 
 class Pending(InProcess, Generic[Result]):
-    """The result, some time, of an operation in the background. Any thread may wait for it."""
+    """The result, some time, of an operation in the background. Any thread may wait for it.
 
-    def __init__(self, operation: Callable[[], Result], what: str) -> None:
+    Args:
+        operation: what is done.
+        what: the same, in words.
+        blocked: a context around a thread's wait without a deadline.
+    """
+
+    def __init__(
+        self,
+        operation: Callable[[], Result],
+        what: str,
+        blocked: Callable[[], AbstractContextManager[None]] = nullcontext,
+    ) -> None:
+        self._blocked = blocked
         self._operation: Callable[[], Any] = operation
         self._what = what
         self._gate = threading.Lock()  # held until it is over
@@ -50,7 +62,9 @@ class Pending(InProcess, Generic[Result]):
             MultiversoError: whatever the operation itself raised.
         """
         deadline = Deadline.after(math.inf if timeout_seconds is None else timeout_seconds)
-        if not self.await_end(deadline):
+        with self._blocked() if timeout_seconds is None else nullcontext():
+            is_over = self.await_end(deadline)
+        if not is_over:
             raise WaitTimeoutError(f"{self._what} in the background was not done after {deadline}")
         self.heard = True
         if self._error is not None:

@@ -19,6 +19,7 @@ class Threads:
         self._first = threading.current_thread()
         self._others: dict[int, threading.Thread] = {}
         self._background: dict[int, bool] = {}  # of ours, and whether it is in the middle of something
+        self._blocked: set[int] = set()  # that wait for one of ours, however long it takes
 
     @property
     def several(self) -> bool:
@@ -35,12 +36,22 @@ class Threads:
         finally:
             self._background[me] = False
 
+    @contextmanager
+    def blocked(self) -> Iterator[None]:
+        """Around a thread's wait without a deadline for what one of ours does."""
+        me = threading.get_ident()
+        self._blocked.add(me)
+        try:
+            yield
+        finally:
+            self._blocked.discard(me)
+
     def note(self, word: ctypes.c_int32) -> None:
         """Before and while a thread waits: writes for the other workers whether another thread may continue."""
         me = threading.get_ident()
         if me != self._first.ident and me not in self._background:
             self._others[me] = threading.current_thread()
         self._others = {ident: thread for ident, thread in self._others.items() if thread.is_alive()}
-        users = (self._first, *self._others.values())
+        users = [one for one in (self._first, *self._others.values()) if one.ident not in self._blocked]
         moving = any(moves for ident, moves in self._background.items() if ident != me)
         word.value = int(moving or any(thread.ident != me and thread.is_alive() for thread in users))
