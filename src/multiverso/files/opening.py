@@ -20,6 +20,7 @@ from io import BufferedReader
 from pathlib import Path
 from typing import BinaryIO
 
+from multiverso.errors import MultiversoError, SnapshotError
 from multiverso.files import users
 from multiverso.saying import Progress
 
@@ -105,6 +106,22 @@ def write_whole(path: PathLike, content: Buffer | Iterable[Buffer], *, mode: int
         error.filename = os.fspath(path)  # instead of the temporary file's name
         del error.filename2  # None would be told as "-> None"
         raise
+
+
+@contextlib.contextmanager
+def writing_a_save(path: object) -> Iterator[None]:
+    """Names what is being saved where the system does not let it be written.
+
+    Raises:
+        SnapshotError: an OSError came in the block, which is its cause.
+    """
+    try:
+        yield
+    except OSError as error:
+        if isinstance(error, MultiversoError):  # a deadline, which is told as such
+            raise
+        why = "it is no directory" if isinstance(error, FileExistsError) else error.strerror or error
+        raise SnapshotError(f"{path} cannot be written: {why}") from error
 
 
 def remove_leftover(temporary: Path) -> None:

@@ -55,6 +55,9 @@ class KeyedContents(HeldKeyedTable, Generic[Scalar]):
         """Writes keys, rows and updater state to a safetensors file, whole or not at all.
 
         Other workers' adds meanwhile may be in it or not: call ``barrier()`` first for an exact moment.
+
+        Raises:
+            SnapshotError: it cannot be written; its cause is the system's error.
         """
         self.copied().save(path)
 
@@ -83,8 +86,8 @@ class KeyedContents(HeldKeyedTable, Generic[Scalar]):
             What was written: its number, its parent's, how many keys, how many bytes.
 
         Raises:
-            SnapshotError: the directory holds something else: also what another table or another run has saved there,
-                unless this table was loaded from it.
+            SnapshotError: it cannot be written, or the directory holds something else: also what another table or
+                another run has saved there, unless this table was loaded from it.
             TimeoutError: another process writes to it.
         """
         self._session.check()
