@@ -202,7 +202,7 @@ class KeyedTable(KeyedContents[Scalar]):
         """Gives each key's delta to the table's updater; a key without a row gets one first.
 
         Args:
-            delta: numbers of keys' shape + (dim,), or flat; not modified.
+            delta: numbers of keys' shape + (dim,), or flat, or one number for all; not modified.
             keys: as for `get`.
             timeout_seconds: as for `get`.
 
@@ -216,6 +216,8 @@ class KeyedTable(KeyedContents[Scalar]):
         array = as_keys(keys)
         values = as_numpy(delta, "delta")
         shape = (*array.shape, self.dim)
+        if values.ndim == 0:
+            values = np.full(shape, values)
         if values.shape != shape and values.shape != (math.prod(shape),):
             raise ShapeMismatchError(f"delta has shape {values.shape}; expected {shape}, or {math.prod(shape)} flat")
         data = as_data(values, self._dtype, "delta")
