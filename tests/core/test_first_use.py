@@ -58,7 +58,7 @@ def test_a_start_names_who_has_not_come() -> None:
         with ThreadPoolExecutor(1) as pool:
             other = pool.submit(lambda: outcome(lambda: Session(node.address, 2, start_timeout_seconds=0.3)))
             errors = [outcome(lambda: Session(node.address, 0, start_timeout_seconds=0.3)), other.result(30)]
-        said = r"worker 1 has not called init\(\): it is still importing, or was never started; there are workers"
+        said = r"worker 1 has not come: it is still importing, its init\(\) is compiling kernels, or it was never"
         assert all(type(error) is WaitTimeoutError for error in errors)
         assert any(re.search(said, str(error)) for error in errors)
 
