@@ -45,6 +45,7 @@ class DependenciesHook(MetadataHookInterface):
         """Completes the table ``[project]``."""
         compiling = [] if os.environ.get("MULTIVERSO_BUILD_KERNELS") else metadata["optional-dependencies"]["compile"]
         metadata["dependencies"] = [*self.config["dependencies"], *compiling]
+        metadata["gui-scripts"] = {}
 
 
 class KernelsHook(BuildHookInterface[Any]):

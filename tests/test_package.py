@@ -6,6 +6,7 @@ import ast
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -80,6 +81,24 @@ def test_whoever_asks_for_the_dependencies_gets_numba_unless_kernels_come_compil
     clone, compiled = (json.loads(done.stdout) for done in needs)
     assert set(clone) - set(compiled) == set(static["optional-dependencies"]["compile"])
     assert set(compiled) < set(clone)
+
+
+def test_a_wheel_of_the_source_archive_needs_what_one_of_the_clone_does(tmp_path: Path) -> None:
+    hatchling = sys.executable, "-m", "hatchling", "build", "-d", str(tmp_path), "-t"
+    assert start(*hatchling, "sdist").returncode == 0
+    (archive,) = tmp_path.glob("*.tar.gz")
+    shutil.unpack_archive(archive, tmp_path, filter="data")
+    unpacked = tmp_path / archive.name.removesuffix(".tar.gz")
+    needs = {}
+    for compiled in "", "1":
+        for root in ROOT, unpacked:  # without hooks no kernel is compiled, and the metadata is the same
+            built = start(*hatchling, "wheel", cwd=root, MULTIVERSO_BUILD_KERNELS=compiled, HATCH_BUILD_NO_HOOKS="1")
+            assert built.returncode == 0, built.stderr
+            (wheel,) = tmp_path.glob("*.whl")
+            text = zipfile.Path(wheel, f"{wheel.name.removesuffix('-py3-none-any.whl')}.dist-info/METADATA").read_text()
+            needs[root, compiled] = set(re.findall(r"^Requires-Dist: ([^;\n]+)$", text, re.M))
+        assert needs[unpacked, compiled] == needs[ROOT, compiled]
+    assert needs[ROOT, ""] - needs[ROOT, "1"] == {"numba>=0.61"}
 
 
 def test_importing_loads_no_framework_starts_nothing_and_reads_no_environment() -> None:

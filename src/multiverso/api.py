@@ -355,9 +355,8 @@ def save(directory: str | os.PathLike[str]) -> None:
     `TableHandler.save`.
 
     Raises:
-        SnapshotError: there is a manifest that is not ours.
+        SnapshotError: it cannot be written, or there is a manifest that is not ours; the save before is still there.
         WaitTimeoutError: another process is still saving there (``init(timeout_seconds=)``).
-        OSError: it cannot be written; the save before is still there.
     """
     from multiverso.tables.collection import save_all
 

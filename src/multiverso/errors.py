@@ -18,7 +18,7 @@
     ├── RowIdError            a row id that is not a row of the matrix
     ├── TableMismatchError    workers created different tables, or in a different order
     ├── OutOfMemoryError      there is not that much memory
-    └── SnapshotError         a saved table that cannot be read, or does not fit
+    └── SnapshotError         a saved table that cannot be written or read, or does not fit
 
 Each also derives from the built-in exception that a caller would expect, so ``except ValueError`` works.
 """
@@ -109,4 +109,4 @@ class OutOfMemoryError(MultiversoError, MemoryError):
 
 
 class SnapshotError(MultiversoError, ValueError):
-    """A saved table cannot be read, or does not fit the table that it is loaded into."""
+    """A saved table cannot be written or read, or does not fit the table that it is loaded into."""

@@ -58,7 +58,7 @@ def test_a_start_names_who_has_not_come() -> None:
         with ThreadPoolExecutor(1) as pool:
             other = pool.submit(lambda: outcome(lambda: Session(node.address, 2, start_timeout_seconds=0.3)))
             errors = [outcome(lambda: Session(node.address, 0, start_timeout_seconds=0.3)), other.result(30)]
-        said = r"worker 1 has not called init\(\): it is still importing, or was never started; there are workers"
+        said = r"worker 1 has not come: it is still importing, its init\(\) is compiling kernels, or it was never"
         assert all(type(error) is WaitTimeoutError for error in errors)
         assert any(re.search(said, str(error)) for error in errors)
 
@@ -102,6 +102,13 @@ def test_one_number_is_added_to_all(alone: Session) -> None:
     assert np.unique(table.get()).tolist() == [2.5]
     with pytest.raises(ShapeMismatchError):
         table.add([1, 2])
+    table.add(1, row_ids=[1])
+    table.add_async(np.float32(0.5), [1, 1]).wait()
+    assert table.get().tolist() == [[2.5] * 3, [4.5] * 3]
+    keyed = mv.KeyedTable(2, session=alone)
+    keyed.add(3, keys=[7, -3])
+    keyed.add(np.float32(0.5), keys=7)
+    assert keyed.get([7, -3, 5]).tolist() == [[3.5] * 2, [3] * 2, [0] * 2]
 
 
 def test_unaligned_row_ids_are_row_ids(alone: Session) -> None:
@@ -112,6 +119,11 @@ def test_unaligned_row_ids_are_row_ids(alone: Session) -> None:
     assert not ids.flags.aligned
     table.add(np.ones((3, 2), "f4"), row_ids=ids)
     assert table.get(ids)[:, 0].tolist() == [1, 2, 2]
+    keyed = mv.KeyedTable(2, session=alone)
+    keyed.add(np.ones((3, 2), "f4"), ids)
+    assert keyed.get(ids)[:, 0].tolist() == [1, 2, 2]
+    assert keyed.contains(ids).all()
+    assert keyed.remove(ids).tolist() == [True, True, False]
 
 
 @pytest.mark.parametrize("workers", [1, 2, 4])

@@ -12,6 +12,7 @@ import signal
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -23,6 +24,7 @@ from core_support import Worker, together, wait_for
 import multiverso as mv
 from multiverso.errors import SnapshotError, WaitTimeoutError
 from multiverso.files import opening as files
+from multiverso.params import SharedParams
 from multiverso.runtime import Node, Session
 from multiverso.tables import collection, saving
 from multiverso.tables.collection import load_all, save_all
@@ -127,24 +129,32 @@ def test_a_crash_in_the_middle_leaves_the_save_before(tmp_path: Path, stage: str
 
 
 def test_a_save_that_cannot_be_names_the_path_that_was_given(alone: Session, tmp_path: Path) -> None:
-    table = mv.ArrayTableHandler(3, session=alone)
+    table, keyed = mv.ArrayTableHandler(3, session=alone), mv.KeyedTable(2, session=alone)
     (tmp_path / "file").touch()
     for path in (tmp_path / "no such folder" / "table", tmp_path / "file" / "table", tmp_path, tmp_path / ("x" * 250)):
-        with pytest.raises(OSError) as caught:
-            table.save(path)
-        assert caught.value.filename == str(path)
+        for save in (table.save, keyed.save):
+            with pytest.raises(SnapshotError, match=f"^{path} cannot be written: ") as caught:
+                save(path)
+            assert isinstance(caught.value.__cause__, OSError)
+            assert caught.value.__cause__.filename == str(path)
     assert os.listdir(tmp_path) == ["file"]
+    for place in (tmp_path / "file", tmp_path / "file" / "folder", "/proc/nothing"):
+        for save in (partial(save_all, alone), keyed.save_increment):
+            with pytest.raises(SnapshotError) as caught:
+                save(place)
+            assert isinstance(caught.value.__cause__, OSError)
 
 
 def test_a_failed_save_leaves_nothing(alone: Session, tmp_path: Path, monkeypatch: Any) -> None:
-    mv.ArrayTableHandler(3, session=alone)
+    keyed, shared = mv.KeyedTable(2, session=alone), SharedParams([np.zeros(3)], session=alone)
 
     def fail(*_: Any) -> None:
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(os, "fsync", fail)
-    with pytest.raises(OSError, match="No space"):
-        save_all(alone, tmp_path)
+    for save in (partial(save_all, alone), keyed.save_increment, shared.save):
+        with pytest.raises(SnapshotError, match="No space"):
+            save(tmp_path)
     assert os.listdir(tmp_path) == []
 
 

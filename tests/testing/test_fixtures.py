@@ -7,12 +7,20 @@ import sys
 from pathlib import Path
 
 TESTS = """
+import pytest
+
 import multiverso as mv
+from multiverso import init
 from multiverso.testing import session
 
 def test_one(session):
     assert mv.current() is session
     mv.ArrayTableHandler(3).add(1)
+
+def test_what_calls_init_itself(session):
+    assert init() is mv.init() is session
+    with pytest.raises(mv.errors.StartupError, match="other options: sync"):
+        init(sync=True)
 
 def test_that_forgets_to_shut_down():
     mv.init()
@@ -23,6 +31,8 @@ def test_another(session):
 
 def test_none_is_open():
     mv.init()
+    with pytest.raises(mv.errors.StartupError, match="already initialised"):
+        mv.init()
     mv.shutdown()
 """
 
@@ -36,4 +46,4 @@ def test_a_forgotten_shutdown_fails_no_other_test(tmp_path: Path) -> None:
         text=True,
         timeout=120,
     )
-    assert "4 passed" in done.stdout, done.stdout + done.stderr
+    assert "5 passed" in done.stdout, done.stdout + done.stderr

@@ -11,7 +11,7 @@ from multiverso.checkpoints.manifests import Generation, Receipts, read_generati
 from multiverso.checkpoints.parts import Packed, Parts, Table, write_part, write_tables
 from multiverso.checkpoints.stores import PathLike, make_usable, open_store
 from multiverso.errors import SnapshotError
-from multiverso.files.opening import sha256_of
+from multiverso.files.opening import sha256_of, writing_a_save
 from multiverso.runtime import Session
 from multiverso.runtime.collective.agreement import Together
 
@@ -33,7 +33,7 @@ def save(
         files: writes more files into the empty folder that it is given.
 
     Raises:
-        SnapshotError: another worker failed, or the directory holds something else. What was saved before is
+        SnapshotError: a worker could not write, or the directory holds something else. What was saved before is
             still there, and is what `load` finds.
         TypeError: there is something in a part that cannot be saved.
     """
@@ -49,6 +49,7 @@ def save(
     with contextlib.ExitStack() as stack:
         before: list[Generation] = []
 
+        @writing_a_save(store)
         def begin() -> str:
             if not task.leads:
                 return ""
@@ -66,6 +67,7 @@ def save(
         receipts = Receipts(store, generation.folder)
         written = False
 
+        @writing_a_save(store)
         def write() -> None:
             hashes = write_part(store, generation, me, packed[0], common)
             if task.leads:
@@ -80,6 +82,7 @@ def save(
                     }
             receipts.write(me, hashes, common[me])
 
+        @writing_a_save(store)
         def finish() -> None:
             nonlocal written
             if task.leads:

@@ -20,7 +20,6 @@ _LOCK_SECONDS = 300.0
 _QUIET_SECONDS = 10.0
 _KEPT_SECONDS = 90 * 86400.0
 _MOST_BYTES = 64 << 20
-_NAMES = 16  # of which another user would have to take all
 
 
 @functools.cache
@@ -48,13 +47,21 @@ def cache_directory() -> Path | None:
 
 
 def _elsewhere() -> Iterator[Path]:
-    """Yields directories for when the usual one cannot be used; another user may have taken some of the last names."""
+    """Yields directories for when the usual one cannot be used.
+
+    Another user may have taken any name that can be guessed: the last ones tell when they were made, and the oldest of
+    this user's is the one that all find.
+    """
     runtime = os.environ.get("XDG_RUNTIME_DIR")
     if runtime:
         yield Path(runtime) / "multiverso"
     temporary = Path(tempfile.gettempdir())
-    for number in range(_NAMES):
-        yield temporary / f"multiverso-{os.geteuid()}{f'-{number}' if number else ''}"
+    name = f"multiverso-{os.geteuid()}"
+    yield temporary / name
+    yield from sorted(temporary.glob(f"{name}-*"))
+    with contextlib.suppress(OSError):
+        (temporary / f"{name}-{time.time_ns()}").mkdir(0o700)
+    yield from sorted(temporary.glob(f"{name}-*"))  # a process that has come at the same time may have made one, too
 
 
 def _usable_or_none(directory: Path) -> Path | None:

@@ -20,6 +20,7 @@ from io import BufferedReader
 from pathlib import Path
 from typing import BinaryIO
 
+from multiverso.errors import MultiversoError, SnapshotError
 from multiverso.files import users
 from multiverso.saying import Progress
 
@@ -94,7 +95,7 @@ def write_whole(path: PathLike, content: Buffer | Iterable[Buffer], *, mode: int
             _write(
                 file,
                 [memoryview(piece).cast("B") for piece in pieces if memoryview(piece).nbytes],
-                f"writing {os.path.realpath(target.parent)}/{target.name}",
+                f"writing {_shown(target)}",
             )
             file.flush()
             os.fsync(file)
@@ -136,6 +137,28 @@ def below(base: PathLike, name: PathLike, opened: bool = False) -> Iterator[Path
     except OSError as error:
         error.filename = os.fspath(plain)
         raise
+
+
+@contextlib.contextmanager
+def writing_a_save(path: object) -> Iterator[None]:
+    """Names what is being saved where the system does not let it be written.
+
+    Raises:
+        SnapshotError: an OSError came in the block, which is its cause.
+    """
+    try:
+        yield
+    except OSError as error:
+        if isinstance(error, MultiversoError):  # a deadline, which is told as such
+            raise
+        why = "it is no directory" if isinstance(error, FileExistsError) else error.strerror or error
+        raise SnapshotError(f"{_shown(path)} cannot be written: {why}") from error
+
+
+def _shown(path: object) -> str:
+    """Returns a path of `below` as its directory is called."""
+    text = str(path)
+    return f"{os.path.realpath(os.path.dirname(text))}/{os.path.basename(text)}" if text.startswith("/proc/") else text
 
 
 def remove_leftover(temporary: Path) -> None:

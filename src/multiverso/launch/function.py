@@ -80,7 +80,8 @@ def run(
         function: what to call; it may ask `multiverso.worker_id()` who it is.
         workers: how many workers, from 1.
         args: positional arguments, the same for all.
-        kwargs: keyword arguments, the same for all.
+        kwargs: keyword arguments, the same for all. Checkers of types do not look into them; into those of
+            ``run(functools.partial(train, rate=0.1))`` they do.
         timeout_seconds: the longest that the whole call may take; None for no limit.
         on_failure: "stop" ends the others when a worker fails, and raises. "continue" lets them continue: the
             failed worker's place in the result holds its exception, which is raised when no worker succeeded.

@@ -51,7 +51,7 @@ class Resumable:
 
         Raises:
             TypeError: ``own`` holds something else; the message says where.
-            SnapshotError: it went wrong in another worker; or the directory holds something else, which is kept.
+            SnapshotError: it could not be written by some worker; or the directory holds something else, which is kept.
             WorkerLostError, NodeLostError, DeadlockError, WaitTimeoutError: not everyone came.
         """
         self._shared.save(directory, own, files=files)

@@ -301,7 +301,7 @@ class SharedParams:
 
         Raises:
             TypeError: ``own`` holds something else; the message says where.
-            SnapshotError: it went wrong in another worker; or the directory holds something else, which is kept.
+            SnapshotError: it could not be written by some worker; or the directory holds something else, which is kept.
             InterruptedRoundError: an exchange was interrupted: finish it first, by calling it again.
             WorkerLostError, NodeLostError, DeadlockError, WaitTimeoutError: not everyone came.
         """

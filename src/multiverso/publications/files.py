@@ -58,10 +58,8 @@ def save(path: PathLike, memory: npt.NDArray[np.uint8], layout: Layout, metadata
     same = {other: tensor.names[0] for tensor in layout.tensors for other in tensor.names[1:]}
     text = json.dumps({"__metadata__": {**metadata, **same}, **header}).encode()
     text += b" " * (-len(text) % _ALIGNED)
-    try:
+    with opening.writing_a_save(path):
         opening.write_whole(path, [len(text).to_bytes(8, "little") + text, *pieces])
-    except OSError as error:
-        raise SnapshotError(f"{os.fspath(path)!r} cannot be written: {error.strerror or error}") from error
 
 
 def leaves_in(path: PathLike) -> dict[str, Leaf]:

@@ -67,7 +67,8 @@ def save_all(session: Session, directory: str | os.PathLike[str]) -> None:
     session.check()
     session.flush()
     place = Path(directory)
-    place.mkdir(parents=True, exist_ok=True)
+    with files.writing_a_save(place):
+        place.mkdir(parents=True, exist_ok=True)
     with contextlib.ExitStack() as stack:
         try:
             alone = stack.enter_context(files.locked(place / _LOCK, session.timeout_seconds))
@@ -82,8 +83,9 @@ def save_all(session: Session, directory: str | os.PathLike[str]) -> None:
         if alone and before is not None and _is_saved(before, session, called_ns, tables):
             return
         by = _Saver(session.address, time.monotonic_ns())
-        now = _write(place, by, tables)
-        _remove_others(place, now, before.tables if before is not None else {}, alone)
+        with files.writing_a_save(place):
+            now = _write(place, by, tables)
+            _remove_others(place, now, before.tables if before is not None else {}, alone)
 
 
 def _is_saved(before: _Manifest, session: Session, called_ns: int, tables: dict[str, Any]) -> bool:

@@ -174,8 +174,13 @@ def as_row_ids(row_ids: Any, rows: int) -> npt.NDArray[np.int64]:
         )
     if array.dtype == np.uint64 and array.max() >= 2**63:
         raise RowIdError(f"row id {array.max()} is not in 0 .. {rows - 1}")
-    ids: npt.NDArray[np.int64] = np.ascontiguousarray(array, dtype=np.int64)
-    return readable(ids if ids.flags.aligned else ids.copy())
+    return as_int64(array)
+
+
+def as_int64(integers: Array) -> npt.NDArray[np.int64]:
+    """Returns integers in their shape, as a kernel can read them; a copy only where it has to be."""
+    numbers = np.ascontiguousarray(integers, dtype=np.int64)
+    return readable(numbers if numbers.flags.aligned else numbers.copy()).reshape(integers.shape)
 
 
 def writable(array: Any, size: int, dtype: np.dtype[Any], what: str) -> Array:

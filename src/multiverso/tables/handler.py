@@ -324,6 +324,9 @@ class TableHandler(HeldTable[Scalar]):
         """Writes values and updater state to a safetensors file, whole or not at all.
 
         Other workers' adds meanwhile may be in it or not: call ``barrier()`` first for an exact moment.
+
+        Raises:
+            SnapshotError: it cannot be written; its cause is the system's error.
         """
         self._ready(None)
         self._operations.settle(None)

@@ -224,7 +224,7 @@ class MatrixTableHandler(TableHandler[Scalar]):
         """Adds to the whole matrix, or to some of its rows, through the table's updater.
 
         Args:
-            data: (num_row, num_col), or (len(row_ids), num_col); or flat. It is not modified.
+            data: (num_row, num_col), or (len(row_ids), num_col); or flat, or one number for all. It is not modified.
             row_ids: as for `get`; a row that is named twice gets both.
             sync: see `TableHandler.add`.
 
@@ -345,5 +345,8 @@ class MatrixTableHandler(TableHandler[Scalar]):
     def _rows(self, data: Any, row_ids: Any) -> tuple[RowIds, Array]:
         ids = as_row_ids(row_ids, self._spec.rows)
         array = as_numpy(data, "data")
-        check_size(array, (ids.size, self._spec.columns), self._spec, "data")
+        shape = ids.size, self._spec.columns
+        if array.ndim == 0:
+            array = np.full(shape, array)
+        check_size(array, shape, self._spec, "data")
         return ids, as_data(array, self._dtype, "data")

@@ -41,7 +41,8 @@ class Copied(Struct, frozen=True):
             f"state.{state.name}": np.asarray(array).reshape(spec.shape if state.per == "element" else (1,))
             for state, array in zip(states_of(spec.states), self.states, strict=True)
         }
-        files.write_whole(path, serialise(arrays, metadata=header))
+        with files.writing_a_save(path):
+            files.write_whole(path, serialise(arrays, metadata=header))
 
 
 def load(path: PathLike, spec: TableSpec) -> tuple[Array, list[Array]]:

@@ -80,8 +80,8 @@ def raise_if_late(control: Control, workers_num: int | None, deadline: Deadline)
     here = {worker.worker_id: worker for worker in control.workers() if worker.liveness == at.ALIVE}
     missing = [worker for worker in range(workers_num or 0) if worker not in here]
     said = [
-        f"worker {worker}{f' on {control.places[worker]}' if control.places else ''} has not called init(): it is "
-        "still importing, or was never started"
+        f"worker {worker}{f' on {control.places[worker]}' if control.places else ''} has not come: it is still "
+        "importing, its init() is compiling kernels, or it was never started"
         for worker in missing
     ]
     said += [

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic
 
 import numpy as np
 import numpy.typing as npt
@@ -17,7 +17,6 @@ from multiverso.layout.keyed import MIXED, NO_ROW, at
 from multiverso.runtime.session.replacing import leaves_values
 from multiverso.saying import Progress
 from multiverso.spec.table import checked_count
-from multiverso.tables.convert import Array
 from multiverso.tables.keyed import export, saving, snapshots
 from multiverso.tables.keyed.calls import KeyedCalls
 from multiverso.tables.keyed.held import HeldKeyedTable
@@ -27,11 +26,12 @@ from multiverso.tables.keyed.saving import Content
 from multiverso.tables.keyed.snapshots import Snapshot
 from multiverso.tables.keyed.spread import SpreadCalls, SpreadPasses
 from multiverso.tables.keyed.whole import KeyedPasses
+from multiverso.tables.typed import Scalar
 
 _MOST_AT_ONCE, _MOST_LOADED_AT_ONCE = 1 << 16, 1 << 20
 
 
-class KeyedContents(HeldKeyedTable):
+class KeyedContents(HeldKeyedTable, Generic[Scalar]):
     """The part of a keyed table that goes through all that it holds, and writes and reads files."""
 
     @property
@@ -39,7 +39,7 @@ class KeyedContents(HeldKeyedTable):
         """How often `tick` was called, by all workers; what ``Eviction.idle_ticks`` counts in."""
         return self._memory.word("TICK")
 
-    def items(self, batch: int = _MOST_AT_ONCE) -> Iterator[tuple[Keys, Array]]:
+    def items(self, batch: int = _MOST_AT_ONCE) -> Iterator[tuple[Keys, npt.NDArray[Scalar]]]:
         """Yields all keys and their rows, in batches of at most ``batch`` keys, in no particular order.
 
         Every key that has a row when the iteration begins comes exactly once, with the row as it is when its batch is
@@ -55,6 +55,9 @@ class KeyedContents(HeldKeyedTable):
         """Writes keys, rows and updater state to a safetensors file, whole or not at all.
 
         Other workers' adds meanwhile may be in it or not: call ``barrier()`` first for an exact moment.
+
+        Raises:
+            SnapshotError: it cannot be written; its cause is the system's error.
         """
         self.copied().save(path)
 
@@ -83,8 +86,8 @@ class KeyedContents(HeldKeyedTable):
             What was written: its number, its parent's, how many keys, how many bytes.
 
         Raises:
-            SnapshotError: the directory holds something else: also what another table or another run has saved there,
-                unless this table was loaded from it.
+            SnapshotError: it cannot be written, or the directory holds something else: also what another table or
+                another run has saved there, unless this table was loaded from it.
             TimeoutError: another process writes to it.
         """
         self._session.check()

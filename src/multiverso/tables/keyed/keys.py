@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from multiverso.checks import whole
 from multiverso.errors import RowIdError
-from multiverso.tables.convert import Array, as_numpy, readable
+from multiverso.tables.convert import Array, as_int64, as_numpy
 
 Keys = npt.NDArray[np.int64]
 
@@ -33,7 +33,7 @@ def as_keys(keys: Any) -> Keys:
         raise RowIdError(f"keys must be integers of at most 64 bits; got {array.dtype} of shape {array.shape}{hint}")
     if array.dtype == np.uint64 and array.max() >= 2**63:
         raise RowIdError(f"keys must fit in 64 bits with a sign; got {array.max()}: take view('int64')")
-    return readable(np.ascontiguousarray(array, dtype=np.int64)).reshape(array.shape)
+    return as_int64(array)
 
 
 def keys(names: Any, *, seed: int = 0) -> Keys:

@@ -14,7 +14,7 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 
 from multiverso.errors import SnapshotError
-from multiverso.files.opening import write_whole
+from multiverso.files.opening import write_whole, writing_a_save
 from multiverso.files.parsing import Count, tensors
 from multiverso.spec.states import State
 from multiverso.tables.convert import Array
@@ -61,7 +61,8 @@ class Copied(Struct, frozen=True):
         if content.removed.size:
             arrays["removed"] = content.removed
         whole: bytes = serialise(arrays, metadata=header)
-        write_whole(path, whole)
+        with writing_a_save(path):
+            write_whole(path, whole)
         return whole
 
 

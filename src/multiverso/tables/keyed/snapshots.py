@@ -213,18 +213,17 @@ def write(directory: Path, spec: KeyedSpec, content: Content, before: list[Snaps
     )
     now = [*before, snapshot]
     text = msgspec.json.encode(_Manifest(_FORMAT, now))
-    files.write_whole(directory / _MANIFEST, msgspec.json.format(text, indent=1))
     kept = {s.file for s in now}
-    for path in directory.iterdir():
-        if _FILE.fullmatch(path.name) and path.name not in kept:
-            path.unlink(missing_ok=True)
+    with files.writing_a_save(directory):
+        files.write_whole(directory / _MANIFEST, msgspec.json.format(text, indent=1))
+        for path in directory.iterdir():
+            if _FILE.fullmatch(path.name) and path.name not in kept:
+                path.unlink(missing_ok=True)
     return snapshot
 
 
 def alone_in(directory: Path) -> Any:
     """Lets one process at a time write to a directory of snapshots, which is made."""
-    try:
+    with files.writing_a_save(directory):
         directory.mkdir(parents=True, exist_ok=True)
-    except (FileExistsError, NotADirectoryError):
-        raise SnapshotError(f"{directory} is no directory, and one of snapshots is written to") from None
     return files.locked(directory / _LOCK, _LOCK_SECONDS)

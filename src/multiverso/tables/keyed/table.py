@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any, overload
+from typing import Any, TypedDict, Unpack, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -22,12 +22,26 @@ from multiverso.tables.keyed.spec import Eviction, KeyedSpec
 from multiverso.tables.keyed.spread import SpreadCalls
 from multiverso.tables.operations import ADD_ROWS, GET_ROWS
 from multiverso.tables.output import fresh, into
+from multiverso.tables.typed import Float16, Float32, Float64, Int32, Int64, Scalar
 from multiverso.updaters import Updater, UpdaterName, resolve
 
 _SHORT_SECONDS = 0.001  # what an add spends on keys beyond the most that there may be
 
 
-class KeyedTable(KeyedContents):
+class KeyedOptions(TypedDict, total=False):
+    """What `KeyedTable` takes beside its dim and dtype."""
+
+    initial: float | str | tuple[str, float]
+    seed: int
+    updater: UpdaterName | Updater
+    admission: int
+    eviction: Eviction | None
+    cache_rows: int | None
+    name: str | None
+    session: Session | None
+
+
+class KeyedTable(KeyedContents[Scalar]):
     """Rows of ``dim`` numbers, each under a 64-bit key, that all workers of the job share.
 
     A row begins to exist when something is added to its key; until then it reads as its *initial row*, which depends on
@@ -90,6 +104,26 @@ class KeyedTable(KeyedContents):
         >>> mv.shutdown()
     """
 
+    # fmt: off
+    @overload
+    def __init__(
+        self: KeyedTable[np.float32], dim: int, *, dtype: Float32 = ..., **options: Unpack[KeyedOptions]
+    ) -> None: ...
+    @overload
+    def __init__(
+        self: KeyedTable[np.float64], dim: int, *, dtype: Float64, **options: Unpack[KeyedOptions]
+    ) -> None: ...
+    @overload
+    def __init__(
+        self: KeyedTable[np.int32], dim: int, *, dtype: Int32, **options: Unpack[KeyedOptions]
+    ) -> None: ...
+    @overload
+    def __init__(
+        self: KeyedTable[np.int64], dim: int, *, dtype: Int64, **options: Unpack[KeyedOptions]
+    ) -> None: ...
+    @overload
+    def __init__(self, dim: int, *, dtype: npt.DTypeLike, **options: Unpack[KeyedOptions]) -> None: ...
+    # fmt: on
     def __init__(
         self,
         dim: int,
@@ -122,12 +156,18 @@ class KeyedTable(KeyedContents):
 
     @overload
     def get(
-        self, keys: Any, out: None = None, *, dtype: npt.DTypeLike | None = None, timeout_seconds: float | None = None
-    ) -> Array: ...
+        self, keys: Any, out: None = None, *, dtype: None = None, timeout_seconds: float | None = None
+    ) -> npt.NDArray[Scalar]: ...
     @overload
     def get(
-        self, keys: Any, out: Out, *, dtype: npt.DTypeLike | None = None, timeout_seconds: float | None = None
-    ) -> Out: ...
+        self, keys: Any, out: None = None, *, dtype: Float16, timeout_seconds: float | None = None
+    ) -> npt.NDArray[np.float16]: ...
+    @overload
+    def get(
+        self, keys: Any, out: None = None, *, dtype: npt.DTypeLike, timeout_seconds: float | None = None
+    ) -> Array: ...
+    @overload
+    def get(self, keys: Any, out: Out, *, timeout_seconds: float | None = None) -> Out: ...
     def get(
         self, keys: Any, out: Any = None, *, dtype: npt.DTypeLike | None = None, timeout_seconds: float | None = None
     ) -> Any:
@@ -162,7 +202,7 @@ class KeyedTable(KeyedContents):
         """Gives each key's delta to the table's updater; a key without a row gets one first.
 
         Args:
-            delta: numbers of keys' shape + (dim,), or flat; not modified.
+            delta: numbers of keys' shape + (dim,), or flat, or one number for all; not modified.
             keys: as for `get`.
             timeout_seconds: as for `get`.
 
@@ -176,6 +216,8 @@ class KeyedTable(KeyedContents):
         array = as_keys(keys)
         values = as_numpy(delta, "delta")
         shape = (*array.shape, self.dim)
+        if values.ndim == 0:
+            values = np.full(shape, values)
         if values.shape != shape and values.shape != (math.prod(shape),):
             raise ShapeMismatchError(f"delta has shape {values.shape}; expected {shape}, or {math.prod(shape)} flat")
         data = as_data(values, self._dtype, "delta")
