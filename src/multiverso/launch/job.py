@@ -368,8 +368,13 @@ class Job:
     def result(self) -> JobResult:
         """Returns how the workers ended."""
         ends = list(self._exits.values())
-        # What the node lost first made the others fail, even when their end was seen before its own.
-        failures = sorted((end for end in ends if end.failed), key=lambda end: end.worker_id != self._suspect)
+        # What the node lost first made the others fail, even when their end was seen before its own; and what was killed,
+        # before the others were ended because of the first end that was seen.
+        stops = self._on_failure == "stop"
+        failures = sorted(
+            (end for end in ends if end.failed),
+            key=lambda end: (end.worker_id != self._suspect, stops and (end.ended_by_us or end.signal is None)),
+        )
         culprit = failures[0] if failures else None
         if self._reason == "signal":
             code = 128 + self._signal
