@@ -233,9 +233,10 @@ class Controller:
             copy: what older programs say; the arrays are copied once in any case.
 
         Raises:
-            PlatoonError: no worker had room in time, the controller is closed, or an array cannot be sent.
+            PlatoonError: no worker had room in time, all have ended, the controller is closed, or an array cannot be
+                sent.
         """
-        self._data().send(arrays, _SEND_MB_SECONDS)
+        self._data().send(arrays, _SEND_MB_SECONDS, self._all_ended)
 
     def end_mb(self) -> None:
         """Ends the minibatches: every `Worker.recv_mb` returns an empty list from now on."""
@@ -283,6 +284,10 @@ class Controller:
         if self._batches is None:
             raise PlatoonError("call init_data() before minibatches are sent")
         return self._batches
+
+    def _all_ended(self) -> bool:
+        # a forked process does not know who has come since
+        return self._process == os.getpid() and self._members.all_ended
 
     def _open(self, port: int) -> None:
         if self._closed:
