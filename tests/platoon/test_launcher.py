@@ -191,6 +191,26 @@ def test_nobody_sends_minibatches_to_workers_that_have_all_died(experiment: Any,
     wait_until(lambda: not left_running(experiment.folder))
 
 
+def test_a_controller_that_does_not_end_after_a_failure_is_ended(experiment: Any, wait_until: Any) -> None:
+    experiment.write(
+        stays_controller="""
+        import signal
+        from multiprocessing import get_context
+        from platoon.channel import Controller
+
+        controller = Controller(**Controller.default_arguments(Controller.default_parser().parse_args()))
+        get_context("fork").Process(target=signal.pause).start()  # joined at the end
+        controller.serve()
+        """,
+        stays_worker="raise ImportError('the last words')",
+    )
+    result = experiment.launch("stays", "-D", "cpu")
+    assert result.code == 1, result
+    assert re.search(r"still runs \d+ s after the failure: ending it", result.out), result
+    assert "the last words" in result.err
+    wait_until(lambda: not left_running(experiment.folder))
+
+
 def test_sigterm_ends_everything(experiment: Any, wait_until: Any) -> None:
     experiment.write(
         long_worker="""
