@@ -178,6 +178,42 @@ def test_the_older_names(experiment: Any) -> None:
     assert result.outputs() == ["all there\n"] * 2
 
 
+@pytest.mark.parametrize("workers", [1, 3])
+def test_closed_at_early_stopping(experiment: Any, workers: int) -> None:
+    """As synchronous_lstm does: the answer arrives, the others wait in vain for who got it, or do not end at all."""
+    experiment.write(
+        early_controller="""
+        import sys
+        from platoon.channel import Controller, controller
+
+        class Early(Controller):
+            def handle_control(self, req, worker_id, req_info):
+                self._close()
+                return "stop"
+
+        controller._CLOSE_SECONDS = 2.0
+        sys.exit(Early(**Controller.default_arguments(Controller.default_parser().parse_args())).serve())
+        """,
+        early_worker="""
+        import signal
+        import numpy as np
+        from platoon.channel import Worker
+        worker = Worker(control_port=5567)
+        worker.all_reduce(np.zeros(1))
+        if worker.local_rank == 0:
+            print(worker.send_req("error"))
+            worker.close()
+        elif worker.local_rank == 1:
+            worker.all_reduce(np.zeros(1))
+        else:
+            signal.pause()
+        """,
+    )
+    result = experiment.launch("early", "-D", *["cpu"] * workers)
+    assert result.code == 0, result
+    assert result.outputs()[0] == "stop\n"
+
+
 def test_the_older_exceptions() -> None:
     cause = ValueError("why")
     error = util.PlatoonError("what", cause)

@@ -8,6 +8,7 @@ import os
 import shlex
 import socket
 import sys
+import time
 import uuid
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from platoon.channel.hosts import Hosts
 
 _SEND_MB_SECONDS = 1800.0
+_CLOSE_SECONDS = 10.0
 _IDLE_SECONDS = 0.5  # a signal that comes just before the wait does not interrupt it; its handler runs after it
 
 
@@ -77,6 +79,8 @@ class Controller:
         self._wake = Wake()
         self._process = os.getpid()
         self._closed = False
+        self._serving = False
+        self._until: float | None = None  # when it closes, though workers are still there
         self._failed = False
         self._stopped: str | None = None
         self._job_uid = uuid.uuid4().hex
@@ -145,7 +149,8 @@ class Controller:
         nothing to do.
 
         Returns:
-            0, or 1 if a worker failed, or a request raised an error, or SIGTERM or Ctrl-C came.
+            0, or 1 if a worker failed (before `close` was called), or a request raised an error, or SIGTERM or
+            Ctrl-C came.
         """
         if self._launched is not None and not self._experiment:
             # It was made without its arguments, as in a program from the time when the launcher started workers.
@@ -153,7 +158,7 @@ class Controller:
             self._start_workers(**self._launched)
         self._open(DEFAULT_PORT if self.control_port is None else self.control_port)
         restore = on_sigterm(self.stop)
-        self._failed = True
+        self._failed = self._serving = True
         try:
             self._failed = not self._serve()
         except KeyboardInterrupt:
@@ -162,6 +167,7 @@ class Controller:
             self._reporter.say("failed", f"the controller failed: {error}")
         finally:
             restore()
+            self._serving = False
             self.close()
         return int(self._failed)
 
@@ -315,6 +321,9 @@ class Controller:
             if self._stopped is not None:
                 self._reporter.say("stopped", f"{self._stopped}: ending the workers")
                 return False
+            if self._until is not None and time.monotonic() >= self._until:
+                self._members.end()
+                break
             gone = [member for watch, member in self._members.watched.items() if watch in ready]
             ended = self._members.job is not None and self._members.job in ready
             if requests.door in ready and not requests.answer(all_of_them=bool(gone) or ended):
@@ -325,7 +334,7 @@ class Controller:
                 self._members.note_gone(member)
                 if self._batches is not None:
                     self._batches.look(member.pid)
-            if ended and not self._members.note_ends():
+            if ended and not self._members.note_ends(failures=self._until is None):
                 return False
         assert self._node is not None
         # this host's workers are done; those of others may need what it has until they are, too
@@ -385,8 +394,17 @@ class Controller:
         raise PlatoonError(f"there is no request {req!r}; names that begin with {RESERVED!r} are reserved")
 
     def close(self) -> None:
-        """Ends the workers that it started, and frees everything. `serve` does it at its end."""
+        """Ends the workers that it started, and frees everything. `serve` does it at its end.
+
+        While `serve` runs, as in `handle_control` at early stopping, this ends it: requests are still answered for 10
+        s, in which workers that end have not failed; those that are then left are ended, and `serve` returns 0.
+        """
         if self._closed or os.getpid() != self._process:
+            return
+        if self._serving:
+            if self._until is None:
+                self._until = time.monotonic() + _CLOSE_SECONDS
+            self.wake()
             return
         self._closed = True
         self._members.end()
@@ -402,6 +420,10 @@ class Controller:
             self._requests.door.close()
         self._wake.close()
         self._reporter.close()
+
+    def _close(self) -> None:
+        """The same as `close`, by its older name."""
+        self.close()
 
 
 def _from_launcher() -> dict[str, Any] | None:

@@ -113,21 +113,25 @@ class Members:
         number = self._first + rank
         self._reporter.event("started", rank=number, device=each.device, pid=pid, log=str(each.err))
 
-    def note_ends(self) -> bool:
-        """Notes which of the workers that the controller started have ended; returns whether all did well."""
+    def note_ends(self, failures: bool = True) -> bool:
+        """Notes which of the workers that the controller started have ended; returns whether all did well.
+
+        Args:
+            failures: False: it does not matter any more how they end.
+        """
         if self.job is None:
             return True
         self.job.step()
         well = True
         while self._ends:
-            well = self._note_exit(self._ends.pop(0)) and well  # each has to be noted
+            well = self._note_exit(self._ends.pop(0), failures) and well  # each has to be noted
         return well
 
-    def _note_exit(self, end: WorkerExit) -> bool:
+    def _note_exit(self, end: WorkerExit, failures: bool) -> bool:
         member = self.by_rank.pop(end.worker_id)
         number = self._first + end.worker_id
         self._reporter.event("ended", rank=number, code=end.code, how=exit_text(end))
-        if end.code == 0:
+        if end.code == 0 or not failures:
             return True
         who = f"worker {number} (process {member.pid})"
         self._reporter.say("failed", self._programs[end.worker_id].failure_text(who, end))
