@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from platoon_support import SHARED_VARIABLES
 
 import platoon
 from platoon import ops, util
@@ -212,6 +213,37 @@ def test_closed_at_early_stopping(experiment: Any, workers: int) -> None:
     result = experiment.launch("early", "-D", *["cpu"] * workers)
     assert result.code == 0, result
     assert result.outputs()[0] == "stop\n"
+
+
+def test_shared_variables(experiment: Any) -> None:
+    """Those of PyTensor, and what has their methods."""
+    experiment.write(
+        variables_worker="""
+    import pytensor
+
+    class Variable:
+        def __init__(self, value):
+            self.value = value.copy()
+
+        def get_value(self, borrow=False):
+            return self.value if borrow else self.value.copy()
+
+        def set_value(self, value, borrow=False):
+            self.value = value
+
+    makers = [pytensor.shared, Variable]
+"""
+        + SHARED_VARIABLES
+    )
+    assert experiment.train("variables", 2) == ["all there\n"] * 2
+
+
+def test_the_older_modules() -> None:
+    import platoon.controller
+    import platoon.worker
+
+    assert platoon.controller.Controller is Controller
+    assert platoon.worker.Worker is Worker
 
 
 def test_the_older_exceptions() -> None:
