@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import pickle
+import threading
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from platoon_support import SHARED_VARIABLES
 
 import platoon
 from platoon import ops, util
 from platoon.channel import Controller, Worker
+from platoon.training import global_dynamics
 
 
 def test_a_controller_that_does_not_read_its_arguments(experiment: Any, port: int) -> None:
@@ -236,6 +239,44 @@ def test_shared_variables(experiment: Any) -> None:
         + SHARED_VARIABLES
     )
     assert experiment.train("variables", 2) == ["all there\n"] * 2
+
+
+def test_a_subclass_may_have_attributes_of_any_name(port: int) -> None:
+    """Programs for the original keep their data, processes and counts in the controller, by names of their own."""
+    names = "data batches process requests members node hosts wake closed failed stopped serving open serve answer"
+
+    class Own(Controller):
+        def __init__(self) -> None:
+            super().__init__(control_port=port, data_port=0)
+            for name in names.split():
+                setattr(self, f"_{name}", [name])
+
+        def handle_control(self, req: Any, worker_id: int, req_info: Any) -> Any:
+            return self._data  # type: ignore[attr-defined]
+
+    controller = Own()
+    serving = threading.Thread(target=controller.serve)
+    serving.start()
+    with Worker(control_port=port, socket_timeout=20_000) as worker:
+        worker.init_mb_sock()
+        assert worker.send_req("next") == ["data"]
+        controller.send_mb([np.arange(3)])
+        assert worker.recv_mb()[0].tolist() == [0, 1, 2]
+    serving.join(60)
+    assert not serving.is_alive()
+
+
+class OwnRule(global_dynamics.GlobalDynamics):
+    def make_rule(self, *args: Any) -> None:
+        self._fn = lambda: args[0].append("called")
+
+
+def test_a_rule_that_sets_its_function_as_the_originals_do() -> None:
+    calls: list[str] = []
+    rule = OwnRule()
+    rule.make_rule(calls)
+    rule()
+    assert calls == ["called"]
 
 
 def test_the_older_modules() -> None:
