@@ -166,11 +166,17 @@ def test_the_older_names(experiment: Any) -> None:
         import numpy as np
         from platoon import ops
         from platoon.channel import Worker
+        from platoon.param_sync import ASGD
         worker = Worker()
         worker.lock_params()
         worker.unlock_params()
         assert worker.csocket.type
         assert not hasattr(worker, "asocket")
+        assert worker.device == "cpu"
+        assert not hasattr(worker, "local_params")
+        mine = [np.zeros(2)]
+        worker.init_shared_params(mine, ASGD())
+        assert worker.local_params is mine
         for operation, wanted in (("+", 3), ("mul", 2), ("maximum", 2), ("min", 1)):
             result = ops.AllReduce(operation)(np.full(2, worker.local_rank + 1))
             assert result.tolist() == [wanted] * 2, (operation, result)

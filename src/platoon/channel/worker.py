@@ -49,8 +49,12 @@ class Worker(metaclass=_OnePerProcess):
 
     Raises:
         PlatoonError: no controller answered in time, or it has no place for this worker.
+
+    Attributes:
+        local_params: this worker's own parameters, as `init_shared_params` was given them.
     """
 
+    local_params: Any
     _current: ClassVar[Worker | None] = None
 
     def __init__(
@@ -231,6 +235,7 @@ class Worker(metaclass=_OnePerProcess):
         lock = self._job_lock()
         assert self._session is not None
         self._shared = SharedParameters(self._session, lock, params, param_sync_rule)
+        self.local_params = params
 
     @property
     def shared_params(self) -> list[Array]:
@@ -313,6 +318,11 @@ class Worker(metaclass=_OnePerProcess):
     def global_rank(self) -> int:
         """This worker's number among those of all hosts, from 0."""
         return int(self._info["global_rank"])
+
+    @property
+    def device(self) -> str:
+        """What this worker was started on, such as ``cpu`` or ``cuda0``; empty if it was started by hand."""
+        return os.environ.get("PLATOON_DEVICE", "")
 
     @property
     def _multinode(self) -> bool:
