@@ -110,10 +110,19 @@ def _launch(args: argparse.Namespace) -> int:
 
 
 def _run(plan: Plan, start: Start, report: ControllerReport, grace: float) -> int:
-    """Starts the controllers, waits for all of them, and says how it went."""
+    """Starts the controllers, waits for all of them, and says how it went.
+
+    After a failure they have as long to end by themselves as they then have after SIGTERM.
+    """
     marker = f"PLATOON_LAUNCH={uuid.uuid4().hex}"
     readable, writable = os.pipe()
     os.set_blocking(readable, False)
+
+    def look() -> None:
+        report.status()
+        if report.is_overdue(grace):  # its program, or what that has started, waits for what will not come
+            job.end("failed")
+
     try:
         variables = dict([marker.split("=")])
         controllers = [plan.controller(host, start, variables, writable) for host in range(len(plan.devices))]
@@ -122,7 +131,7 @@ def _run(plan: Plan, start: Start, report: ControllerReport, grace: float) -> in
             marker=marker,
             grace_seconds=grace,
             on_start=lambda number, pid: os.close(writable) if number == len(controllers) - 1 else None,
-            on_look=report.status,
+            on_look=look,
         )
         job.watch(readable, lambda: report.read(readable))
         signals = Signals() if threading.current_thread() is threading.main_thread() else None
@@ -178,6 +187,8 @@ class ControllerReport:
         self.live = sys.stdout.isatty() and not as_json
         self.began = time.monotonic()
         self._rest = b""
+        self._failed_at: float | None = None
+        self._overdue = False
 
     def say(self, sentence: str, kind: str, **fields: object) -> None:
         """Prints a sentence, or an event as JSON."""
@@ -195,6 +206,13 @@ class ControllerReport:
                 end="",
                 flush=True,
             )
+
+    def is_overdue(self, seconds: float) -> bool:
+        """Returns whether the failure was longer ago, and says so the first time."""
+        if not self._overdue and self._failed_at is not None and time.monotonic() - self._failed_at >= seconds:
+            self._overdue = True
+            self.say(f"  a controller still runs {seconds:g} s after the failure: ending it", "overdue")
+        return self._overdue
 
     def read(self, readable: int) -> bool:
         """Takes the controller's reports since; returns whether more may come."""
@@ -219,6 +237,8 @@ class ControllerReport:
             self.say(f"  worker {rank} ended: {event['how']}", kind, **event)
         elif kind in ("failed", "stopped", "interrupted"):
             self.failure = event["text"]
+            if kind == "failed" and self._failed_at is None:
+                self._failed_at = time.monotonic()
         else:
             if kind == "requests":
                 self.requests = event["count"]

@@ -68,7 +68,7 @@ def fuzz(seconds: float, seed: int) -> int:
 
 
 def _one(rng: random.Random, controller: Controller) -> None:
-    port = {"control": int(controller.control_port or 0), "data": controller._data().port}
+    port = {"control": int(controller.control_port or 0), "data": controller.asocket.port}
     channel = rng.choice(sorted(port))
     if rng.randrange(3):
         with contextlib.suppress(OSError), messages.connect(socket_name(channel, port[channel]), 20) as mad:

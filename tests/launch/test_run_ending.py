@@ -1,5 +1,6 @@
 """How a job of `multiverso run` ends: signals, deadlines, workers that do not end, a launcher that dies."""
 
+import os
 import re
 import signal
 import subprocess
@@ -7,6 +8,8 @@ from pathlib import Path
 
 import pytest
 from launch_support import SECONDS, WAIT, OnTerminal, Running, command, multiverso, script, wait_until_gone
+
+from multiverso.launch.processes import Guard
 
 
 def test_stop_ends_workers_that_ignore_sigterm_and_what_they_started(tmp_path: Path) -> None:
@@ -173,3 +176,15 @@ def test_a_hangup_that_nohup_ignores_stays_ignored(tmp_path: Path) -> None:
     running.send(signal.SIGHUP)  # would be handled first, and be the exit code
     running.send(signal.SIGINT)
     assert running.end()[0] == 128 + signal.SIGINT
+
+
+def test_a_launchers_forked_child_is_not_taken_for_it() -> None:
+    with Guard(f"FORKED_BY={os.getpid()}") as guard:
+        child = os.fork()
+        if child == 0:
+            signal.pause()
+    try:
+        assert guard._process.returncode == 0  # it has swept, and was not killed for not ending
+    finally:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)

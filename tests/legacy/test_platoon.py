@@ -10,7 +10,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "platoon"))
 
-from platoon_support import SECONDS, Experiment
+from platoon_support import SECONDS, SHARED_VARIABLES, Experiment
 
 from frameworks import PROGRAMS
 from warm import Warm
@@ -124,6 +124,13 @@ def test_training_and_reductions(experiment: Experiment, warm_theano: Warm) -> N
     result = experiment.launch("fit", "-D", "cpu", "cpu", "cpu", THEANO_FLAGS=FLAGS)
     assert result.code == 0, result
     assert result.outputs() == ["theano agrees\n"] * 3
+
+
+def test_shared_variables_themselves(experiment: Experiment, warm_theano: Warm) -> None:
+    """The expectations of the original's own test of the worker."""
+    experiment.warm = warm_theano
+    experiment.write(variables_worker="\n    import theano\n    makers = [theano.shared]" + SHARED_VARIABLES)
+    assert experiment.train("variables", 2) == ["all there\n"] * 2
 
 
 def test_rules_of_synchronous_training(experiment: Experiment, warm_theano: Warm) -> None:

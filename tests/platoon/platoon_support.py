@@ -16,6 +16,44 @@ from typing import Any
 from platoon.channel import Controller
 from warm import Program, Warm
 
+# A worker that reduces the shared variables that the functions in `makers` make.
+SHARED_VARIABLES = """
+    import numpy as np
+    from multiverso.errors import ShapeMismatchError
+    from platoon.worker import Worker
+
+    worker = Worker(control_port=5567)
+    size = worker.global_size
+    assert worker._multinode is False
+    first = np.arange(6.0).reshape(2, 3)
+    for make in makers:
+        src, dest = make(first), make(np.empty_like(first))
+        assert worker.all_reduce(src, "+", dest) is None
+        assert (dest.get_value() == size * first).all() and (src.get_value() == first).all()
+        worker.all_reduce(src, "+", src)
+        assert (src.get_value() == size * first).all()
+        for op, wanted in (("*", (size * first) ** size), ("max", size * first), ("min", size * first)):
+            result = worker.all_reduce(src, op)
+            assert type(result) is type(src) and result is not src, result
+            np.testing.assert_allclose(result.get_value(), wanted)
+            assert (src.get_value() == size * first).all()
+        array = np.empty_like(first)
+        worker.all_reduce(src, "+", array)
+        assert (array == size * size * first).all()
+        worker.all_reduce(array, "max", dest)
+        assert (dest.get_value() == array).all()
+        try:
+            worker.all_reduce(src, "+", make(np.zeros(7)))
+        except ShapeMismatchError as error:
+            assert "(2, 3)" in str(error), error
+        else:
+            raise AssertionError("it took a variable of another shape")
+        memory = worker.shared(src)
+        assert (memory.shape, memory.dtype) == (first.shape, first.dtype)
+        assert worker.shared(src) is memory is worker.shared_arrays[first.nbytes]
+    print("all there")
+"""
+
 SECONDS = 150  # the first test after a change of a kernel compiles, maybe on a busy machine
 
 

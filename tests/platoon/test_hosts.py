@@ -70,7 +70,7 @@ WORKER_RULES = """
 
     worker = Worker()
     rank = worker.global_rank
-    assert (worker.local_rank, worker.local_size, worker.global_size) == (rank % 2, 2, 4)
+    assert (worker.local_rank, worker.local_size, worker.global_size, worker._multinode) == (rank % 2, 2, 4, True)
 
     def meet():
         worker.all_reduce(np.zeros(1))

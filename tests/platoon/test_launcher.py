@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -142,6 +143,70 @@ def test_a_worker_that_fails_ends_the_job_and_is_shown(experiment: Any, how: str
     assert result.code == 1, result
     assert re.search(rf"worker 1 \(process \d+\) on cpu ended with {said}", result.err), result
     assert "worker1_cpu.err" in result.err
+    assert "the last words" in result.err
+    wait_until(lambda: not left_running(experiment.folder))
+
+
+@pytest.mark.parametrize("where", ["in a forked process", "in handle_control"])
+def test_nobody_sends_minibatches_to_workers_that_have_all_died(experiment: Any, where: str, wait_until: Any) -> None:
+    experiment.write(
+        dies_controller=f"""
+        import sys
+        from multiprocessing import get_context
+        import numpy as np
+        from platoon.channel import Controller
+
+        class Sends(Controller):
+            def send(self):
+                self.init_data()
+                while True:
+                    self.send_mb([np.zeros(3)])
+
+            def handle_control(self, req, worker_id, req_info):
+                self.send()
+
+        controller = Sends(**Controller.default_arguments(Controller.default_parser().parse_args()))
+        if {where == "in a forked process"}:
+            get_context("fork").Process(target=controller.send).start()
+        sys.exit(controller.serve())
+        """,
+        dies_worker=f"""
+        import os, signal
+        from platoon import Worker
+        if {where == "in handle_control"}:
+            signal.alarm(1)
+            Worker().send_req("next")
+        raise ImportError("the last words")
+        """,
+    )
+    began = time.monotonic()
+    result = experiment.launch("dies", "-D", "cpu", "cpu")
+    seconds = time.monotonic() - began
+    assert result.code == 1, result
+    assert re.search(r"worker \d \(process \d+\) on cpu ended with", result.err), result
+    assert "still runs" not in result.out, result
+    assert seconds < 10, f"{seconds} s\n{result}"
+    if where == "in a forked process":
+        assert "the controller has closed: no worker will take this minibatch" in result.logs["controller.err"]
+    wait_until(lambda: not left_running(experiment.folder))
+
+
+def test_a_controller_that_does_not_end_after_a_failure_is_ended(experiment: Any, wait_until: Any) -> None:
+    experiment.write(
+        stays_controller="""
+        import signal
+        from multiprocessing import get_context
+        from platoon.channel import Controller
+
+        controller = Controller(**Controller.default_arguments(Controller.default_parser().parse_args()))
+        get_context("fork").Process(target=signal.pause).start()  # joined at the end
+        controller.serve()
+        """,
+        stays_worker="raise ImportError('the last words')",
+    )
+    result = experiment.launch("stays", "-D", "cpu")
+    assert result.code == 1, result
+    assert re.search(r"still runs \d+ s after the failure: ending it", result.out), result
     assert "the last words" in result.err
     wait_until(lambda: not left_running(experiment.folder))
 

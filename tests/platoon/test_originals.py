@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import pickle
+import threading
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from platoon_support import SHARED_VARIABLES
 
 import platoon
 from platoon import ops, util
 from platoon.channel import Controller, Worker
+from platoon.training import global_dynamics
 
 
 def test_a_controller_that_does_not_read_its_arguments(experiment: Any, port: int) -> None:
@@ -162,11 +166,17 @@ def test_the_older_names(experiment: Any) -> None:
         import numpy as np
         from platoon import ops
         from platoon.channel import Worker
+        from platoon.param_sync import ASGD
         worker = Worker()
         worker.lock_params()
         worker.unlock_params()
         assert worker.csocket.type
         assert not hasattr(worker, "asocket")
+        assert worker.device == "cpu"
+        assert not hasattr(worker, "local_params")
+        mine = [np.zeros(2)]
+        worker.init_shared_params(mine, ASGD())
+        assert worker.local_params is mine
         for operation, wanted in (("+", 3), ("mul", 2), ("maximum", 2), ("min", 1)):
             result = ops.AllReduce(operation)(np.full(2, worker.local_rank + 1))
             assert result.tolist() == [wanted] * 2, (operation, result)
@@ -176,6 +186,111 @@ def test_the_older_names(experiment: Any) -> None:
     result = experiment.launch("names", "-D", "cpu", "cpu")
     assert result.code == 0, result
     assert result.outputs() == ["all there\n"] * 2
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+def test_closed_at_early_stopping(experiment: Any, workers: int) -> None:
+    """As synchronous_lstm does: the answer arrives, the others wait in vain for who got it, or do not end at all."""
+    experiment.write(
+        early_controller="""
+        import sys
+        from platoon.channel import Controller, controller
+
+        class Early(Controller):
+            def handle_control(self, req, worker_id, req_info):
+                self._close()
+                return "stop"
+
+        controller._CLOSE_SECONDS = 2.0
+        sys.exit(Early(**Controller.default_arguments(Controller.default_parser().parse_args())).serve())
+        """,
+        early_worker="""
+        import signal
+        import numpy as np
+        from platoon.channel import Worker
+        worker = Worker(control_port=5567)
+        worker.all_reduce(np.zeros(1))
+        if worker.local_rank == 0:
+            print(worker.send_req("error"))
+            worker.close()
+        elif worker.local_rank == 1:
+            worker.all_reduce(np.zeros(1))
+        else:
+            signal.pause()
+        """,
+    )
+    result = experiment.launch("early", "-D", *["cpu"] * workers)
+    assert result.code == 0, result
+    assert result.outputs()[0] == "stop\n"
+
+
+def test_shared_variables(experiment: Any) -> None:
+    """Those of PyTensor, and what has their methods."""
+    experiment.write(
+        variables_worker="""
+    import pytensor
+
+    class Variable:
+        def __init__(self, value):
+            self.value = value.copy()
+
+        def get_value(self, borrow=False):
+            return self.value if borrow else self.value.copy()
+
+        def set_value(self, value, borrow=False):
+            self.value = value
+
+    makers = [pytensor.shared, Variable]
+"""
+        + SHARED_VARIABLES
+    )
+    assert experiment.train("variables", 2) == ["all there\n"] * 2
+
+
+def test_a_subclass_may_have_attributes_of_any_name(port: int) -> None:
+    """Programs for the original keep their data, processes and counts in the controller, by names of their own."""
+    names = "data batches process requests members node hosts wake closed failed stopped serving open serve answer"
+
+    class Own(Controller):
+        def __init__(self) -> None:
+            super().__init__(control_port=port, data_port=0)
+            for name in names.split():
+                setattr(self, f"_{name}", [name])
+
+        def handle_control(self, req: Any, worker_id: int, req_info: Any) -> Any:
+            return self._data  # type: ignore[attr-defined]
+
+    controller = Own()
+    serving = threading.Thread(target=controller.serve)
+    serving.start()
+    with Worker(control_port=port, socket_timeout=20_000) as worker:
+        worker.init_mb_sock()
+        assert worker.send_req("next") == ["data"]
+        controller.send_mb([np.arange(3)])
+        assert worker.recv_mb()[0].tolist() == [0, 1, 2]
+    serving.join(60)
+    assert not serving.is_alive()
+
+
+class OwnRule(global_dynamics.GlobalDynamics):
+    def make_rule(self, *args: Any) -> None:
+        self._fn = lambda: args[0].append("called")
+
+
+def test_a_rule_that_sets_its_function_as_the_originals_do() -> None:
+    calls: list[str] = []
+    rule = OwnRule()
+    rule.make_rule(calls)
+    rule()
+    assert calls == ["called"]
+
+
+def test_the_older_modules() -> None:
+    import platoon.controller
+    import platoon.worker
+
+    assert platoon.controller.Controller is Controller
+    assert platoon.worker.Worker is Worker
 
 
 def test_the_older_exceptions() -> None:

@@ -68,7 +68,7 @@ def batches(controller: Echo) -> Any:
 
 
 def refused(controller: Echo) -> int:
-    return controller._reporter.refused
+    return int(vars(controller)["_Controller__reporter"].refused)
 
 
 def still_serves(controller: Echo) -> None:

@@ -6,6 +6,7 @@ import re
 import signal
 import subprocess
 import sys
+import weakref
 from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -133,6 +134,7 @@ class Guard:
             bufsize=0,
             start_new_session=True,
         )
+        _guards.add(self)
 
     def watch(self, process: subprocess.Popen[bytes]) -> None:
         """Adds a worker that was just started, and is not yet reaped."""
@@ -149,13 +151,29 @@ class Guard:
 
     def __exit__(self, *error: object) -> None:
         """Has it sweep, and waits until it has."""
-        assert self._process.stdin is not None
-        self._process.stdin.close()
+        self.leave()
         try:
             self._process.wait(_GUARD_SECONDS)
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
+
+    def leave(self) -> None:
+        """Closes this process's end of the pipe: the guard sweeps when all have."""
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+
+
+_guards: weakref.WeakSet[Guard] = weakref.WeakSet()
+
+
+def _after_fork_in_child() -> None:
+    """A forked child that kept the pipe would let the launcher look alive after its end."""
+    for guard in list(_guards):
+        guard.leave()
+
+
+os.register_at_fork(after_in_child=_after_fork_in_child)
 
 
 def _python() -> str:

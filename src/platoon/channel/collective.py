@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import sys
 from typing import Any
 
@@ -45,7 +46,11 @@ class Collective:
 
             if isinstance(src, torch.Tensor):
                 return self._reduce_tensor(src, operation, dest)
-        source = np.asarray(src)
+        source = _array(src)
+        into = copy.deepcopy(src) if dest is None and _is_variable(src) else dest
+        if _is_variable(into):
+            into.set_value(self._reduce(source, operation, _array(into)), borrow=True)
+            return into if dest is None else None
         if dest is not None and not isinstance(dest, np.ndarray):
             raise ShapeMismatchError(f"dest has to be an array like src; got {type(dest).__name__}")
         result = self._reduce(source, operation, dest)
@@ -85,7 +90,7 @@ class Collective:
 
     def shared(self, array: Any) -> Array:
         """See `Worker.shared`."""
-        like = np.asarray(array)
+        like = _array(array)
         if like.dtype.hasobject or like.nbytes == 0:
             raise PlatoonError(f"an array of {like.shape} {like.dtype} cannot be shared: no plain memory of any size")
         if like.nbytes not in self.shared_arrays:
@@ -95,6 +100,15 @@ class Collective:
             fortran = like.flags.f_contiguous and not like.flags.c_contiguous
             self.shared_arrays[like.nbytes] = flat.reshape(like.shape, order="F" if fortran else "C")
         return self.shared_arrays[like.nbytes]
+
+
+def _is_variable(given: Any) -> bool:
+    """Whether it is a shared variable, of Theano or PyTensor or with the same methods."""
+    return hasattr(given, "get_value") and hasattr(given, "set_value")
+
+
+def _array(given: Any) -> Array:
+    return np.asarray(given.get_value(borrow=True) if _is_variable(given) else given)
 
 
 def _torch_is_ready() -> bool:

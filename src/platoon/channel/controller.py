@@ -8,6 +8,7 @@ import os
 import shlex
 import socket
 import sys
+import time
 import uuid
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from platoon.channel.hosts import Hosts
 
 _SEND_MB_SECONDS = 1800.0
+_CLOSE_SECONDS = 10.0
 _IDLE_SECONDS = 0.5  # a signal that comes just before the wait does not interrupt it; its handler runs after it
 
 
@@ -67,34 +69,37 @@ class Controller:
     ) -> None:
         self.control_port = control_port
         self.data_hwm = data_hwm
-        self._reporter = Reporter(os.environ.get("PLATOON_STATUS_FD"))
-        self._members = Members(self._reporter)
-        self._senders = Senders()
-        self._batches: BatchServer | None = None
-        self._requests: Answering | None = None
-        self._node: Node | None = None
-        self._hosts: Hosts | None = None
-        self._wake = Wake()
-        self._process = os.getpid()
-        self._closed = False
-        self._failed = False
-        self._stopped: str | None = None
+        # two underscores: subclasses have attributes of their own; the names with one are those of the original
+        self.__reporter = Reporter(os.environ.get("PLATOON_STATUS_FD"))
+        self.__members = Members(self.__reporter)
+        self.__senders = Senders()
+        self.__batches: BatchServer | None = None
+        self.__requests: Answering | None = None
+        self.__node: Node | None = None
+        self.__hosts: Hosts | None = None
+        self.__wake = Wake()
+        self.__process = os.getpid()
+        self.__closed = False
+        self.__serving = False
+        self.__closes_at: float | None = None  # when it closes, though workers are still there
+        self.__failed = False
+        self.__stopped: str | None = None
         self._job_uid = uuid.uuid4().hex
         self._devices: list[str] = []
-        self._experiment = ""
-        self._launched = _from_launcher()
+        self.__experiment = ""
+        self.__launched = _from_launcher()
         try:
             if devices is not None or experiment_name:
                 self._devices = self.get_workers_devices(devices)
-            launched = self._launched or {}
+            launched = self.__launched or {}
             if launched.pop("multi", False) or multi:
                 from platoon.channel.hosts import Hosts
 
-                self._hosts = Hosts(len(self._devices or launched.get("devices", ())))
+                self.__hosts = Hosts(len(self._devices or launched.get("devices", ())))
             if data_port is not None:
                 self.init_data(data_port, data_hwm)
             if experiment_name:
-                self._start_workers(experiment_name, log_directory, worker_args)
+                self.__start_workers(experiment_name, log_directory, worker_args)
         except BaseException:
             self.close()
             raise
@@ -131,11 +136,11 @@ class Controller:
         Raises:
             PlatoonError: requests are served on another port already, the port is taken, or it is closed.
         """
-        if self._experiment:
+        if self.__experiment:
             return
-        if self._requests is not None and port != self.control_port:
+        if self.__requests is not None and port != self.control_port:
             raise PlatoonError(f"requests are already served on port {self.control_port}")
-        self._open(port)
+        self.__open(port)
 
     def serve(self) -> int:
         """Answers requests until the workers are gone, and closes the controller.
@@ -145,29 +150,31 @@ class Controller:
         nothing to do.
 
         Returns:
-            0, or 1 if a worker failed, or a request raised an error, or SIGTERM or Ctrl-C came.
+            0, or 1 if a worker failed (before `close` was called), or a request raised an error, or SIGTERM or
+            Ctrl-C came.
         """
-        if self._launched is not None and not self._experiment:
+        if self.__launched is not None and not self.__experiment:
             # It was made without its arguments, as in a program from the time when the launcher started workers.
-            self._devices = self.get_workers_devices(self._launched.pop("devices"))
-            self._start_workers(**self._launched)
-        self._open(DEFAULT_PORT if self.control_port is None else self.control_port)
+            self._devices = self.get_workers_devices(self.__launched.pop("devices"))
+            self.__start_workers(**self.__launched)
+        self.__open(DEFAULT_PORT if self.control_port is None else self.control_port)
         restore = on_sigterm(self.stop)
-        self._failed = True
+        self.__failed = self.__serving = True
         try:
-            self._failed = not self._serve()
+            self.__failed = not self.__serve()
         except KeyboardInterrupt:
-            self._reporter.say("interrupted", "interrupted: ending the workers")
+            self.__reporter.say("interrupted", "interrupted: ending the workers")
         except PlatoonError as error:
-            self._reporter.say("failed", f"the controller failed: {error}")
+            self.__reporter.say("failed", f"the controller failed: {error}")
         finally:
             restore()
+            self.__serving = False
             self.close()
-        return int(self._failed)
+        return int(self.__failed)
 
     def stop(self, why: str = "stopped") -> None:
         """Makes `serve` end the workers and return 1. Any thread or signal handler may call it."""
-        self._stopped = why
+        self.__stopped = why
         self.wake()
 
     def worker_is_done(self, worker_id: int) -> None:
@@ -175,13 +182,13 @@ class Controller:
 
         Nothing has to call it: a worker that ends is noticed.
         """
-        member = self._members.by_pid(worker_id)
+        member = self.__members.by_pid(worker_id)
         if member is not None:
             member.done = True
 
     def wake(self) -> None:
         """Makes the serving thread look around."""
-        self._wake.set()
+        self.__wake.set()
 
     @property
     def csocket(self) -> socket.socket:
@@ -190,9 +197,9 @@ class Controller:
         Raises:
             AttributeError: it is not.
         """
-        if self._requests is None:
+        if self.__requests is None:
             raise AttributeError("csocket: no port for requests is open; call init_control()")
-        return self._requests.door.entrance.listener
+        return self.__requests.door.entrance.listener
 
     @property
     def asocket(self) -> BatchServer:
@@ -201,9 +208,9 @@ class Controller:
         Raises:
             AttributeError: it is not.
         """
-        if self._batches is None:
+        if self.__batches is None:
             raise AttributeError("asocket: no channel for minibatches is open; call init_data()")
-        return self._batches
+        return self.__batches
 
     # -- minibatches ---------------------------------------------------------------------------------------
 
@@ -217,10 +224,10 @@ class Controller:
         Raises:
             PlatoonError: there is one already, or the port is taken.
         """
-        if self._batches is not None and self._process == os.getpid():
-            raise PlatoonError(f"minibatches are already sent from port {self._batches.port}")
+        if self.__batches is not None and self.__process == os.getpid():
+            raise PlatoonError(f"minibatches are already sent from port {self.__batches.port}")
         self.data_hwm = data_hwm
-        self._batches = BatchServer(port, self._senders, self._reporter.refuse)
+        self.__batches = BatchServer(port, self.__senders, self.__reporter.refuse)
 
     def send_mb(self, arrays: Sequence[Any] | npt.NDArray[Any], copy: bool = True) -> None:
         """Sends a minibatch to the next worker that has room, and waits for one (half an hour at most).
@@ -233,13 +240,14 @@ class Controller:
             copy: what older programs say; the arrays are copied once in any case.
 
         Raises:
-            PlatoonError: no worker had room in time, the controller is closed, or an array cannot be sent.
+            PlatoonError: no worker had room in time, all have ended, the controller is closed, or an array cannot be
+                sent.
         """
-        self._data().send(arrays, _SEND_MB_SECONDS)
+        self.__data().send(arrays, _SEND_MB_SECONDS, self.__all_ended)
 
     def end_mb(self) -> None:
         """Ends the minibatches: every `Worker.recv_mb` returns an empty list from now on."""
-        self._data().end()
+        self.__data().end()
         self.wake()
 
     # -- arguments -----------------------------------------------------------------------------------------
@@ -265,138 +273,158 @@ class Controller:
 
     # -- within --------------------------------------------------------------------------------------------
 
-    def _start_workers(self, experiment_name: str, log_directory: str, worker_args: str | None) -> None:
-        self._experiment = experiment_name
-        self._open(self.control_port or 0)
+    def __start_workers(self, experiment_name: str, log_directory: str, worker_args: str | None) -> None:
+        self.__experiment = experiment_name
+        self.__open(self.control_port or 0)
         variables = {"PLATOON_CONTROL_PORT": str(self.control_port), "PLATOON_DATA_HWM": str(self.data_hwm)}
-        if self._batches is not None:
-            variables["PLATOON_DATA_PORT"] = str(self._batches.port)
-        first_rank = self._hosts.ranks_before if self._hosts else 0
+        if self.__batches is not None:
+            variables["PLATOON_DATA_PORT"] = str(self.__batches.port)
+        first_rank = self.__hosts.ranks_before if self.__hosts else 0
         arguments = shlex.split(worker_args or "")
-        self._members.start_all(self._devices, experiment_name, arguments, log_directory, variables, first_rank)
+        self.__members.start_all(self._devices, experiment_name, arguments, log_directory, variables, first_rank)
 
     @property
     def _workers(self) -> set[int]:
-        return {member.pid for member in self._members.by_rank.values()}
+        return {member.pid for member in self.__members.by_rank.values()}
 
-    def _data(self) -> BatchServer:
-        if self._batches is None:
+    def __data(self) -> BatchServer:
+        if self.__batches is None:
             raise PlatoonError("call init_data() before minibatches are sent")
-        return self._batches
+        return self.__batches
 
-    def _open(self, port: int) -> None:
-        if self._closed:
+    def __all_ended(self) -> bool:
+        # a forked process does not know who has come since
+        return self.__process == os.getpid() and self.__members.all_ended
+
+    def __open(self, port: int) -> None:
+        if self.__closed:
             raise PlatoonError("this controller is closed: make a new one")
-        if self._requests is not None:
+        if self.__requests is not None:
             return
         from multiverso.runtime import Node
 
         try:
-            self._requests = Answering(port, self._reporter, self._answer)
-            self.control_port = self._requests.door.port
+            self.__requests = Answering(port, self.__reporter, self.__answer)
+            self.control_port = self.__requests.door.port
             # A worker's death is no reason for the others to stop: in elastic training they do not need it.
-            across = self._hosts is not None and self._hosts.size > 1
-            self._node = self._hosts.node() if across else Node(workers=None, on_lost="continue")  # type: ignore[union-attr]
+            across = self.__hosts is not None and self.__hosts.size > 1
+            self.__node = self.__hosts.node() if across else Node(workers=None, on_lost="continue")  # type: ignore[union-attr]
         except BaseException:
             self.close()
             raise
 
-    def _serve(self) -> bool:
-        requests = self._requests
+    def __serve(self) -> bool:
+        requests = self.__requests
         assert requests is not None
-        while not self._members.all_gone or requests.have_come:
-            ready = readable(self._watched(), _IDLE_SECONDS)
-            self._wake.clear()
-            if self._stopped is not None:
-                self._reporter.say("stopped", f"{self._stopped}: ending the workers")
+        while not self.__members.all_gone or requests.have_come:
+            ready = readable(self.__watched(), _IDLE_SECONDS)
+            self.__wake.clear()
+            if self.__stopped is not None:
+                self.__reporter.say("stopped", f"{self.__stopped}: ending the workers")
                 return False
-            gone = [member for watch, member in self._members.watched.items() if watch in ready]
-            ended = self._members.job is not None and self._members.job in ready
+            if self.__closes_at is not None and time.monotonic() >= self.__closes_at:
+                self.__members.end()
+                break
+            gone = [member for watch, member in self.__members.watched.items() if watch in ready]
+            ended = self.__members.job is not None and self.__members.job in ready
             if requests.door in ready and not requests.answer(all_of_them=bool(gone) or ended):
                 return False
-            if self._batches is not None and self._batches in ready:
-                self._batches.look()
+            if self.__batches is not None and self.__batches in ready:
+                self.__batches.look()
             for member in gone:
-                self._members.note_gone(member)
-                if self._batches is not None:
-                    self._batches.look(member.pid)
-            if ended and not self._members.note_ends():
+                self.__members.note_gone(member)
+                if self.__batches is not None:
+                    self.__batches.look(member.pid)
+            if ended and not self.__members.note_ends(failures=self.__closes_at is None):
                 return False
-        assert self._node is not None
+        assert self.__node is not None
         # this host's workers are done; those of others may need what it has until they are, too
-        if self._hosts is not None and not self._hosts.stay(self._node, lambda: self._stopped is not None):
-            self._reporter.say("failed", "another host's part of the job failed, or this one was stopped")
+        if self.__hosts is not None and not self.__hosts.stay(self.__node, lambda: self.__stopped is not None):
+            self.__reporter.say("failed", "another host's part of the job failed, or this one was stopped")
             return False
-        self._reporter.event("finished")
+        self.__reporter.event("finished")
         return True
 
-    def _watched(self) -> list[Any]:
-        assert self._requests is not None
-        sources = [self._requests.door, self._wake, *self._members.watched]
-        if self._members.job is not None:
-            sources.append(self._members.job)
-        if self._batches is not None and self._batches.ended and not self._batches.closed:
-            sources.append(self._batches)
+    def __watched(self) -> list[Any]:
+        assert self.__requests is not None
+        sources = [self.__requests.door, self.__wake, *self.__members.watched]
+        if self.__members.job is not None:
+            sources.append(self.__members.job)
+        if self.__batches is not None and self.__batches.ended and not self.__batches.closed:
+            sources.append(self.__batches)
         return sources
 
-    def _answer(self, query: Query) -> Any:
+    def __answer(self, query: Query) -> Any:
         if query.reserved:
-            return self._answer_reserved(query)
-        self._reporter.count_request()
+            return self.__answer_reserved(query)
+        self.__reporter.count_request()
         return self.handle_control(query.req, query.worker_id, query.info)
 
-    def _answer_reserved(self, query: Query) -> Any:
+    def __answer_reserved(self, query: Query) -> Any:
         req, worker_id = query.req, query.worker_id
         if req == "platoon-hello":
             most = len(self._devices) or None
-            member = self._members.admit(worker_id, query.field("local_rank", int, type(None)), most)
-            self._reporter.event("came", rank=member.rank, pid=member.pid)
-            assert self._node is not None
+            member = self.__members.admit(worker_id, query.field("local_rank", int, type(None)), most)
+            self.__reporter.event("came", rank=member.rank, pid=member.pid)
+            assert self.__node is not None
             return {
                 "job_uid": self._job_uid,
                 "controller": os.getpid(),
-                "node": self._node.address,
+                "node": self.__node.address,
                 "local_rank": member.rank,
                 "local_size": most,
-                "global_rank": member.rank + (self._hosts.ranks_before if self._hosts else 0),
-                "global_size": self._hosts.global_size if self._hosts else most,
-                "hosts": self._hosts.size if self._hosts else 1,
+                "global_rank": member.rank + (self.__hosts.ranks_before if self.__hosts else 0),
+                "global_size": self.__hosts.global_size if self.__hosts else most,
+                "hosts": self.__hosts.size if self.__hosts else 1,
             }
         if req == "platoon-get_job_uid":
             return self._job_uid
         if req == "platoon-data":
-            if self._batches is None:
+            if self.__batches is None:
                 raise PlatoonError(
                     "the controller sends no minibatches here: data_port= or init_data() opens a channel"
                 )
-            return {"port": self._batches.port, "data_hwm": self.data_hwm}
+            return {"port": self.__batches.port, "data_hwm": self.data_hwm}
         if req == "platoon-sender":
-            return self._senders.ended(query.field("port", int) % 65536)
+            return self.__senders.ended(query.field("port", int) % 65536)
         if req == "platoon-size":
-            return sum(member.present and not member.done for member in self._members.by_rank.values())
+            return sum(member.present and not member.done for member in self.__members.by_rank.values())
         if req == "platoon-bye":
             self.worker_is_done(worker_id)
             return None
         raise PlatoonError(f"there is no request {req!r}; names that begin with {RESERVED!r} are reserved")
 
     def close(self) -> None:
-        """Ends the workers that it started, and frees everything. `serve` does it at its end."""
-        if self._closed or os.getpid() != self._process:
+        """Ends the workers that it started, and frees everything. `serve` does it at its end.
+
+        While `serve` runs, as in `handle_control` at early stopping, this ends it: requests are still answered for 10
+        s, in which workers that end have not failed; those that are then left are ended, and `serve` returns 0.
+        """
+        if self.__closed or os.getpid() != self.__process:
             return
-        self._closed = True
-        self._members.end()
-        if self._batches is not None:
-            self._batches.close(no_more=False)
-        self._senders.close()
-        if self._hosts is not None:
-            self._hosts.close(self._failed)
-        if self._node is not None:
-            self._node.close()
-            self._node = None  # its memory goes with the last reference
-        if self._requests is not None:
-            self._requests.door.close()
-        self._wake.close()
-        self._reporter.close()
+        if self.__serving:
+            if self.__closes_at is None:
+                self.__closes_at = time.monotonic() + _CLOSE_SECONDS
+            self.wake()
+            return
+        self.__closed = True
+        self.__members.end()
+        if self.__batches is not None:
+            self.__batches.close(no_more=False)
+        self.__senders.close()
+        if self.__hosts is not None:
+            self.__hosts.close(self.__failed)
+        if self.__node is not None:
+            self.__node.close()
+            self.__node = None  # its memory goes with the last reference
+        if self.__requests is not None:
+            self.__requests.door.close()
+        self.__wake.close()
+        self.__reporter.close()
+
+    def _close(self) -> None:
+        """The same as `close`, by its older name."""
+        self.close()
 
 
 def _from_launcher() -> dict[str, Any] | None:

@@ -61,10 +61,18 @@ class Senders:
     """What a controller knows of the processes that send its minibatches: its own, and forks of it.
 
     A file has a record for each port; its sender, if it is a fork, keeps the record locked for as long as it lives.
+    The record of port 0, from which nobody sends, is the controller's, which keeps it locked until it closes.
     """
 
     def __init__(self) -> None:
+        self._controller = os.getpid()
         self._file = FileIO(os.memfd_create("platoon-senders", os.MFD_CLOEXEC), "r+")
+        self._lock(0, fcntl.LOCK_EX)
+
+    @property
+    def deserted(self) -> bool:
+        """Whether this process is a fork, and the controller has closed or ended."""
+        return not self._lives(0, self._controller)
 
     def note(self, port: int, no_more: bool) -> None:
         """This process sends from a port, or has sent all."""
@@ -130,8 +138,14 @@ class BatchServer:
         """Returns a descriptor that is readable when `look` has something to do."""
         return self._door.fileno()
 
-    def send(self, arrays: Sequence[object] | Array, timeout_seconds: float) -> None:
-        """Sends a minibatch to the next worker that has room, and waits for one if none has."""
+    def send(self, arrays: Sequence[object] | Array, timeout_seconds: float, all_ended: Callable[[], bool]) -> None:
+        """Sends a minibatch to the next worker that has room, and waits for one if none has.
+
+        Args:
+            arrays: what it has.
+            timeout_seconds: how long to wait.
+            all_ended: says whether there is no worker any more.
+        """
         poll = select.poll()
         with self._sending:
             if self.ended:
@@ -145,6 +159,10 @@ class BatchServer:
                     self._again.append(batch)
                 while not self._has_left(batch):
                     left = until - time.monotonic()
+                    if self._senders.deserted:
+                        raise PlatoonError("the controller has closed: no worker will take this minibatch")
+                    if all_ended():
+                        raise PlatoonError("all workers have ended: none will take this minibatch")
                     if left <= 0:
                         raise PlatoonError(f"no worker had room for a minibatch within {timeout_seconds:g} s")
                     poll.poll(1000 * min(left, _SLICE_SECONDS))

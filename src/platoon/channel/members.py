@@ -12,7 +12,7 @@ from multiverso.launch import Job, WorkerExit
 from multiverso.runtime import MAX_WORKERS
 from platoon.processes import GRACE_SECONDS, Program, program
 from platoon.reporting import Reporter
-from platoon.util import PlatoonError, counted, exit_text
+from platoon.util import PlatoonError, counted, exit_text, readable
 
 # A worker is no MPI process, even if its controller is: with these variables its own mpi4py would think so.
 _OF_MPI = ("PMI", "OMPI_", "HYD", "MPI_LOCAL")
@@ -113,21 +113,25 @@ class Members:
         number = self._first + rank
         self._reporter.event("started", rank=number, device=each.device, pid=pid, log=str(each.err))
 
-    def note_ends(self) -> bool:
-        """Notes which of the workers that the controller started have ended; returns whether all did well."""
+    def note_ends(self, failures: bool = True) -> bool:
+        """Notes which of the workers that the controller started have ended; returns whether all did well.
+
+        Args:
+            failures: False: it does not matter any more how they end.
+        """
         if self.job is None:
             return True
         self.job.step()
         well = True
         while self._ends:
-            well = self._note_exit(self._ends.pop(0)) and well  # each has to be noted
+            well = self._note_exit(self._ends.pop(0), failures) and well  # each has to be noted
         return well
 
-    def _note_exit(self, end: WorkerExit) -> bool:
+    def _note_exit(self, end: WorkerExit, failures: bool) -> bool:
         member = self.by_rank.pop(end.worker_id)
         number = self._first + end.worker_id
         self._reporter.event("ended", rank=number, code=end.code, how=exit_text(end))
-        if end.code == 0:
+        if end.code == 0 or not failures:
             return True
         who = f"worker {number} (process {member.pid})"
         self._reporter.say("failed", self._programs[end.worker_id].failure_text(who, end))
@@ -195,6 +199,11 @@ class Members:
         """True when at least one worker has come, and all have ended or, if started by hand, are done."""
         return self.ever > 0 and all(member.done and member.watch is not None for member in self.by_rank.values())
 
+    @property
+    def all_ended(self) -> bool:
+        """The same of their processes, noted or not: for any thread, and while no end can be noted."""
+        return self.ever > 0 and all(_has_ended(member.pid) for member in list(self.by_rank.values()))
+
     def end(self) -> None:
         """Ends the workers that the controller started, and all that they started; forgets everyone."""
         if self.job is not None:
@@ -205,3 +214,14 @@ class Members:
                 self.job.__exit__()
         for member in list(self.by_rank.values()):
             self._remove(member)
+
+
+def _has_ended(pid: int) -> bool:
+    try:
+        watch = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return True
+    try:
+        return bool(readable([watch], 0))
+    finally:
+        os.close(watch)

@@ -49,8 +49,12 @@ class Worker(metaclass=_OnePerProcess):
 
     Raises:
         PlatoonError: no controller answered in time, or it has no place for this worker.
+
+    Attributes:
+        local_params: this worker's own parameters, as `init_shared_params` was given them.
     """
 
+    local_params: Any
     _current: ClassVar[Worker | None] = None
 
     def __init__(
@@ -231,6 +235,7 @@ class Worker(metaclass=_OnePerProcess):
         lock = self._job_lock()
         assert self._session is not None
         self._shared = SharedParameters(self._session, lock, params, param_sync_rule)
+        self.local_params = params
 
     @property
     def shared_params(self) -> list[Array]:
@@ -264,12 +269,13 @@ class Worker(metaclass=_OnePerProcess):
         are combined in float32. The average of integers is rounded down.
 
         Args:
-            src: this worker's array or tensor, the same number of elements and dtype in every worker.
-            op: ``"sum"`` (or ``"+"``), ``"product"``, ``"max"``, ``"min"``, or ``"average"``.
+            src: this worker's array, tensor, or shared variable of Theano or PyTensor, the same number of elements
+                and dtype in every worker.
+            op: ``"sum"`` (or ``"+"``), ``"product"`` (``"*"``), ``"max"``, ``"min"``, or ``"average"``.
             dest: where the result goes; may be ``src``.
 
         Returns:
-            the result, or None if ``dest`` is given.
+            the result, of the kind of ``src``, or None if ``dest`` is given.
 
         Raises:
             ShapeMismatchError: the workers did not call with the same things.
@@ -279,9 +285,10 @@ class Worker(metaclass=_OnePerProcess):
         return self._collectives().all_reduce(src, op, dest)
 
     def shared(self, array: Any) -> Array:
-        """Returns an array in shared memory, the same one in every worker of this host, of an array's size.
+        """Returns an array in shared memory, the same one in every worker of this host, of the given one's size.
 
-        One exists for each size in bytes; `shared_arrays` has them all. Nothing locks it.
+        One exists for each size in bytes; `shared_arrays` has them all. Nothing locks it. A shared variable is taken
+        for its value.
         """
         return self._collectives().shared(array)
 
@@ -311,6 +318,16 @@ class Worker(metaclass=_OnePerProcess):
     def global_rank(self) -> int:
         """This worker's number among those of all hosts, from 0."""
         return int(self._info["global_rank"])
+
+    @property
+    def device(self) -> str:
+        """What this worker was started on, such as ``cpu`` or ``cuda0``; empty if it was started by hand."""
+        return os.environ.get("PLATOON_DEVICE", "")
+
+    @property
+    def _multinode(self) -> bool:
+        # programs for the original ask for it
+        return int(self._info["hosts"]) > 1
 
     # -- the end -------------------------------------------------------------------------------------------
 

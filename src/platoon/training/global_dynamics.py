@@ -27,13 +27,13 @@ class GlobalDynamics:
 
     def __init__(self, worker: Worker | None = None) -> None:
         self._worker = None if worker is None else current_worker(worker)
-        self._function: Callable[[], Any] | None = None
+        self._fn: Callable[[], Any] | None = None
 
     def __call__(self) -> None:
         """Does what the rule says, together with all workers."""
-        if self._function is None:
+        if self._fn is None:
             raise NotImplementedError(f"{type(self).__name__} has nothing to do yet: call make_rule() first")
-        self._function()
+        self._fn()
 
     @property
     def worker(self) -> Worker:
@@ -50,7 +50,7 @@ class GlobalDynamics:
         """Sets what a call does: a function without arguments, which changes the parameters in place."""
         if not callable(fun):
             raise TypeError(f"a function without arguments was expected; got {type(fun).__name__}")
-        self._function = fun
+        self._fn = fun
 
     def make_rule(self, *args: Any) -> None:
         """Makes the rule for some parameters; override it."""
@@ -93,7 +93,7 @@ class SGD(_Made):
                 with update as value:
                     self._sum(value, self.average)
 
-        self._function = together
+        self._fn = together
 
 
 def SumSGD(worker: Worker | None = None) -> SGD:
@@ -141,7 +141,7 @@ class EASGD(_Made):
                     self._sum(force)
                     centre += force
 
-        self._function = together
+        self._fn = together
 
 
 class Downpour(_Made):
@@ -179,7 +179,7 @@ class Downpour(_Made):
                     mine[...] = ours
                     updates[...] = 0
 
-        self._function = together
+        self._fn = together
 
 
 class _Value:
