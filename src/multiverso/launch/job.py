@@ -368,8 +368,8 @@ class Job:
     def result(self) -> JobResult:
         """Returns how the workers ended."""
         ends = list(self._exits.values())
-        # What the node lost first made the others fail, even when their end was seen before its own; and what was killed,
-        # before the others were ended because of the first end that was seen.
+        # What the node lost first made the others fail, even when their end was seen before its own; and what was
+        # killed, before the others were ended because of the first end that was seen.
         stops = self._on_failure == "stop"
         failures = sorted(
             (end for end in ends if end.failed),
