@@ -402,6 +402,9 @@ def test_a_folder_of_a_save_that_is_replaced_by_a_link_leads_nowhere_else(tmp_pa
             write()
         assert str(shared / "generation-1") in str(told.value.filename)
     assert not store.link("generation-1/other.json", "moved/worker-0.json")
+    (shared / "host-1-of-2").symlink_to(precious)
+    with pytest.raises(SnapshotError, match="host-1-of-2"), keyed_snapshots.alone_in(shared / "host-1-of-2"):
+        pass
     store.remove("generation-1")
     assert [path.name for path in precious.iterdir()] == ["worker-0.json"]
     assert (precious / "worker-0.json").read_text() == "precious"

@@ -92,8 +92,8 @@ class KeyedContents(HeldKeyedTable, Generic[Scalar]):
         """
         self._session.check()
         place, passes, calls = self._part_here(Path(directory))
-        with snapshots.alone_in(place):
-            before = snapshots.chain(place)
+        with snapshots.alone_in(place) as opened:
+            before = snapshots.chain(opened)
             table = f"{self._memory.word('IDENTITY'):014x}"
             run = snapshots.run_of(self._session.job, self._called)
             loaded = self._memory.word("CONTINUES")
@@ -112,7 +112,7 @@ class KeyedContents(HeldKeyedTable, Generic[Scalar]):
                 gone = np.unique(self._memory.removals(before[-1].removals, removals))
                 content = replace(content, removed=gone[~calls.contains(gone)])
             of = {"run": run, "table": table, "generation": generation, "removals": removals}
-            return snapshots.write(place, self._spec, content, before, **of)
+            return snapshots.write(opened, self._spec, content, before, **of)
 
     def _part_here(self, directory: Path) -> tuple[Path, KeyedPasses, KeyedCalls]:
         """Returns where the rows that live on this host are written, and what goes through them."""

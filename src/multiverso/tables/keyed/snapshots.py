@@ -13,9 +13,11 @@ its bytes, so a file that is missing, damaged or another one is noticed before a
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -222,8 +224,17 @@ def write(directory: Path, spec: KeyedSpec, content: Content, before: list[Snaps
     return snapshot
 
 
-def alone_in(directory: Path) -> Any:
-    """Lets one process at a time write to a directory of snapshots, which is made."""
-    with files.writing_a_save(directory):
-        directory.mkdir(parents=True, exist_ok=True)
-    return files.locked(directory / _LOCK, _LOCK_SECONDS)
+@contextlib.contextmanager
+def alone_in(directory: Path) -> Iterator[Path]:
+    """Lets one process at a time write to a directory of snapshots, which is made.
+
+    Yields:
+        A path to it: of a host's folder one that leads there though others put a link in its place.
+    """
+    with contextlib.ExitStack() as stack:
+        with files.writing_a_save(directory):
+            directory.mkdir(parents=True, exist_ok=True)
+            if _PART.fullmatch(directory.name):
+                directory = stack.enter_context(files.below(directory.parent, directory.name, opened=True))
+        stack.enter_context(files.locked(directory / _LOCK, _LOCK_SECONDS))
+        yield directory
