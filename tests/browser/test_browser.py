@@ -108,6 +108,7 @@ def test_a_slow_worker_is_named_and_a_killed_one_is_seen(tmp_path: Path, browser
 
 def test_a_quick_job_on_two_hosts_shows_the_way_between_them(tmp_path: Path, browser: Chromium) -> None:
     folder = Path(os.environ.get("MULTIVERSO_PICTURES", tmp_path))
+    folder.mkdir(exist_ok=True)
     with Launched("run", "-n", 4, "--hosts", 2, "--page", script(tmp_path, HOSTS), cwd=tmp_path) as job:
         browser.open(job.address)
         browser.wait("document.querySelector('#links tbody')?.textContent.includes('connected')")

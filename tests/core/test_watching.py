@@ -43,6 +43,13 @@ IDLE = Worker(
 )
 
 
+WORKER = {"program": "train.py", "host": None, "state": "alive", "incarnation": 0, "checkpoint": 0, "logged": None}
+WORKER |= {"waiting_for": None, "waiting_seconds": 0.0, "waited_seconds": 0.0, "needs": []}
+WORKER |= {"cpu_seconds": 0.0, "resident_bytes": 0}
+TABLE = {"name": "w", "kind": "array", "shape": [3], "dtype": "float32", "updater": "add", "rounds": 0}
+JOB = {"address": "a", "host": None, "workers_num": 1, "up_seconds": 1.0, "memory_bytes": 0, "links": []}
+
+
 def moment(at: float, *workers: Worker, **changes: Any) -> Snapshot:
     known: dict[str, Any] = {"address": "a", "host": "", "workers_num": 2, "memory_bytes": 0, "checkpoint": 0}
     known |= {"tables": [], "links": [], "waited_for": {}}
@@ -190,6 +197,38 @@ def test_a_connection_that_is_busy_nearly_all_the_time_is_named() -> None:
     assert "the network is the limit: the connection to host-1 is busy 95% of" in str(Busiest("host-1", 0.95))
     assert busiest(before, moment(20, IDLE, links=links(12, 16))) is None
     assert busiest(None, moment(20, IDLE, links=links(20))) is None
+    back = [msgspec.structs.replace(link, busy_back_seconds=9.0) for link in links(6, 10)]
+    assert busiest(before, moment(20, IDLE, links=back)) == Busiest("host-1", 0.9, "from")
+    # rounds use one way after the other: where all wait, both count together
+    both = [msgspec.structs.replace(link, busy_back_seconds=4.5) for link in links(9.5, 9)]
+    assert busiest(before, moment(20, IDLE, changed(IDLE, id=1), links=both)) is None
+    waiting = [changed(IDLE, id=i, waited_seconds=9.0, cost_seconds=5.0) for i in range(2)]
+    now = moment(20, *waiting, links=both)
+    assert busiest(moment(10, IDLE, changed(IDLE, id=1), links=links(5, 9)), now) == Busiest("host-1", 0.9, "with")
+    assert slowest(moment(10, IDLE, changed(IDLE, id=1)), now) is None, "who waits most of the time holds nobody up"
+
+
+def test_who_uses_tables_less_and_steps_as_fast_is_not_slow() -> None:
+    before = [changed(IDLE, id=i, step=5) for i in range(2)]
+    now = [changed(IDLE, id=i, step=105, adds=100.0 + 900 * i) for i in range(2)]
+    assert slowest(moment(10, *before), moment(20, *now)) is None
+    assert slowest(moment(10, *before), moment(20, now[0], changed(now[1], step=30))) == Slowest(1, 0.0, 0.25)
+
+
+def test_staleness_is_of_the_last_reads() -> None:
+    def status(pushes: float, reads: int, **table: Any) -> dict[str, Any]:
+        line = {"adds": 0, "gets": reads, "exchanges": 0, "bytes": 0, "wait_seconds": 0.0}
+        line |= {"staleness_mean": pushes / max(1, reads), "staleness_reads": reads}
+        unused = {**line, "gets": 0, "staleness_mean": 0.0, "staleness_reads": 0}
+        worker = {**WORKER, "id": 0, "pid": 7}
+        tables = [{**TABLE, "id": i, "workers": {0: one}} for i, one in ((1, line), (2, unused))]
+        return {**JOB, "workers": [worker], "tables": tables}
+
+    observer = Observer()
+    assert observer.see(status(200, 100)).workers[0].staleness == 2.0
+    assert round(observer.see(status(500, 110)).workers[0].staleness, 6) == 30.0
+    assert round(observer.see(status(500, 110)).workers[0].staleness, 6) == 30.0
+    assert observer.see(status(6, 2)).workers[0].staleness == 3.0, "another process in its place"
 
 
 @given(st.lists(st.floats(0.01, 100), min_size=1, max_size=200), st.integers(4, 20))
@@ -223,6 +262,7 @@ def test_what_happened_between_two_looks_is_told_in_words() -> None:
     killed = changed(anew, incarnation=2, pid=30)
     assert [bad for _, bad in told(one, killed, three)] == [True, False], "it died and came again between two looks"
     assert told(one, killed, three, checkpoint=4) == [("checkpoint 4 is written by all workers", False)]
+    assert told(one, killed, three, checkpoint=3) == told(one, killed, three, checkpoint=4) == [], "said already"
     gone = [changed(worker, state="left") for worker in (one, killed, three)]
     assert told(*gone, checkpoint=4) == [("workers 0 to 2 have left", False)]
     assert told(one, restarts=1)[0] == ("the job was started again", True)

@@ -283,6 +283,7 @@ def test_of_each_worker_is_shown_how_quick_how_stale_and_how_far_behind() -> Non
                 "bytes": 4 * adds,
                 "wait_seconds": 0.0,
                 "staleness_mean": 2.5 * i,
+                "staleness_reads": adds,
             }
             for i in range(2)
         }

@@ -398,6 +398,10 @@ class Fabric:
                 }
         return found
 
+    def busy_seconds(self) -> float:
+        """Returns for how long the busiest way to another host was busy."""
+        return max((end.busy_seconds() for peer in range(self.hosts) for end in self.peers.to(peer)), default=0.0)
+
     def close(self) -> None:
         """Ends all threads and connections. May be called again."""
         self._closing.set()

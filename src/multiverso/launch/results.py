@@ -63,6 +63,6 @@ class JobResult:
 
     def __str__(self) -> str:
         if self.culprit is not None and self.reason in ("finished", "failed"):
-            return str(self.culprit)
+            return str(self.culprit) if self.exit_code else f"the others have finished; {self.culprit}"
         words = {"finished": "all workers have finished", "timeout": "it took longer than it may"}
         return {**words, "signal": "ended by a signal"}.get(self.reason, self.reason)

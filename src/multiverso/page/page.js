@@ -4,7 +4,7 @@
   const $ = (id) => document.getElementById(id);
   const WINDOW = 10, MOST_POINTS = 1200, MOST_EVENTS = 500, MOST_COLOURS = 8, MOST_EDGES = 300;
   // of a worker's pace: see Pace in watching/history.py
-  const ID = 0, OPERATIONS = 1, WAITED = 2, COST = 3, STALENESS = 4, CPU = 5, MEMORY = 6, STEP = 7, VALUES = 8;
+  const ID = 0, OPERATIONS = 1, WAITED = 2, COST = 3, STALENESS = 4, CPU = 5, MEMORY = 6, STEP = 7, VALUES = 8, PID = 9;
   const state = { now: null, slowest: null, verdict: "", points: [], events: [], network: "", lost: "", sort: "id", down: false, seen: [] };
 
   // -- numbers and words
@@ -84,7 +84,7 @@
     ["staleness", "stale", "number minor", (w) => (w.staleness ? w.staleness.toFixed(1) : "")],
     ["cpu", "processor", "number minor", (w) => percent(w.cpu)],
     ["resident_bytes", "memory", "number minor", (w) => (w.resident_bytes ? bytes(w.resident_bytes) : "")],
-    ["step", "logged", "logged", (w) => (w.step == null ? "" : `step ${w.step}: ` + Object.entries(w.values).map(([name, value]) => `${name} ${value == null ? "nan" : number(value)}`).join(", "))],
+    ["step", "logged", "logged", (w) => (w.step == null ? "" : `step ${w.step}: ` + Object.entries(w.values).map(([name, value]) => `${name} ${value == null ? "not finite" : number(value)}`).join(", "))],
   ];
   const head = $("workers").tHead.rows[0];
   for (const [key, text, kind] of COLUMNS) {
@@ -106,10 +106,10 @@
     const counted = stepping() ? STEP : OPERATIONS;
     say(head.children[2].firstChild, stepping() ? "steps/s" : "calls/s");
     const seen = now.workers.map((worker) => {
-      const from = past && (paceOf(past, worker.id) ? past : points.find((point) => paceOf(point, worker.id))); // it may have come later
-      const of = (column) => {
-        const read = (point) => (paceOf(point, worker.id) || [])[column];
-        return from && rate(read(from) == null ? points.find((point) => read(point) != null) : from, last, read); // it may have begun to log later
+      const of = (column) => { // from a point of the same process: it may have come, or begun to log, after the others
+        const read = (point) => { const pace = paceOf(point, worker.id); return pace && pace[PID] === worker.pid ? pace[column] : null; };
+        const from = past && points.find((point) => point[0] >= past[0] && read(point) != null);
+        return from && from !== last ? rate(from, last, read) : null;
       };
       const others = Math.max(1, now.workers.filter((one) => one.state === "alive").length - 1);
       const [share, cost] = [of(WAITED), of(COST)];
@@ -226,7 +226,7 @@
     if (stepping()) found.push(["steps", "steps a second", number, speed(STEP)]);
     found.push(["operations", "adds, gets and exchanges a second", number, speed(OPERATIONS)]);
     if (now.workers.length > 1) found.push(["waited", "share of the time spent waiting", share, (a, b, id) => { const share = speed(WAITED)(a, b, id); return share == null ? null : Math.min(1, share); }]);
-    if (now.workers.some((worker) => worker.staleness > 0)) found.push(["staleness", "staleness: pushes of others between reads", number, gauge(STALENESS)]);
+    if (now.workers.some((worker) => worker.staleness > 0)) found.push(["staleness", now.links.length ? "staleness: pushes of others on the same host between reads" : "staleness: pushes of others between reads", number, gauge(STALENESS)]);
     found.push(["cpu", "processor time, of one core", share, speed(CPU)], ["memory", "memory", bytes, gauge(MEMORY)]);
     const hosts = now.links.map(({ host }) => host), of = (point, host, what) => (point[2][host] || [])[what];
     if (hosts.length) {
@@ -266,9 +266,11 @@
       if (!chart.plot) chart.plot = plotIn(chart, series, colours, format, data, key.startsWith("logged"));
       else chart.plot.setData(data);
       chart.signature = signature;
-      const last = data.slice(1).map((values) => values[values.length - 1]).filter((value) => value != null);
+      const gone = new Set(links || state.now.over ? [] : state.now.workers.filter((worker) => worker.state !== "alive").map((worker) => worker.id));
+      const last = series.map((one, i) => (gone.has(one) ? null : data[i + 1][data[i + 1].length - 1])).filter((value) => value != null);
+      const lost = key.startsWith("logged") ? state.now.workers.filter((worker) => worker.values[title] === null).map((worker) => worker.id) : [];
       const none = () => (data.slice(1).some((values) => values.some((value) => value != null)) ? "none now" : "no values yet");
-      const range = last.length ? `now ${format(Math.min(...last))} to ${format(Math.max(...last))}` : none();
+      const range = (last.length ? `now ${format(Math.min(...last))} to ${format(Math.max(...last))}` : none()) + (lost.length ? `; ${names(lost)}: not finite` : "");
       chart.place.setAttribute("aria-label", `Chart by ${!links ? "worker" : key === "links" || key === "delays" ? "host" : "table"}: ${title}; ${range}`);
       if (!chart.pointed) say(chart.output, range);
     }
@@ -338,7 +340,7 @@
     $("links").closest("section").hidden = !links.length;
     const busy = (link) => {
       const from = (kept.links || []).find((one) => one.host === link.host);
-      return from ? Math.min(1, Math.max(0, link.busy_seconds - from.busy_seconds) / seconds) : null;
+      return from ? Math.min(1, Math.max(0, link.busy_seconds - from.busy_seconds, link.busy_back_seconds - from.busy_back_seconds) / seconds) : null;
     };
     rows($("links").tBodies[0], links.map((link) => [link.host, link.state,
       ...[0, 1].map((way) => (past ? bytes(rate(past, last, (point) => (point[2][link.host] || [])[way])) : "")), percent(busy(link)), milliseconds(link.round_trip_seconds), link.connections > 1 ? `${link.connections - 1} times` : ""]));
@@ -349,7 +351,8 @@
     const text = now && now.over ? `The job is over: ${now.over}. ${verdict[0].toUpperCase()}${verdict.slice(1)}.` : lost || (!now ? "Waiting for workers." : slowest ? `W${verdict.slice(1)}.` : live.length > 1 ? "No worker holds the others up." : live.length ? "One worker is running." : "No worker is running.");
     // a reader of the screen is told what is new, not each percent
     const news = now && slowest && !now.over && !lost ? `${slowest.worker} ${Math.round(slowest.share * 10)} ${slowest.share ? "" : Math.round(slowest.pace * 5)}` : text;
-    if (news !== shown) say($("verdict"), text);
+    say($("verdict"), text);
+    if (news !== shown) say($("said"), text);
     shown = news;
     $("network").hidden = !state.network;
     if (state.network) say($("network"), `${state.network[0].toUpperCase()}${state.network.slice(1)}.`);
@@ -365,7 +368,7 @@
     document.title = `${program} - multiverso`;
     const hosts = new Set(now.workers.map((worker) => worker.host)).size, alive = now.workers.filter((worker) => worker.state === "alive").length;
     say($("facts"), [`${alive} of ${now.workers_num ?? now.workers.length} workers${hosts > 1 ? ` on ${hosts} hosts` : ""}`, `${now.over ? "ran" : "up"} ${duration(now.up_seconds)}`,
-      `tables ${bytes(now.memory_bytes)}`, ...(now.checkpoint ? [`checkpoint ${now.checkpoint}`] : []), ...(now.restarts ? [`restarted ${now.restarts} times`] : [])].join(" \u00b7 "));
+      `tables ${bytes(now.memory_bytes)}`, ...(now.checkpoint ? [`checkpoint ${now.checkpoint}`] : []), ...(now.restarts ? [now.restarts > 1 ? `restarted ${now.restarts} times` : "restarted once"] : [])].join(" \u00b7 "));
     drawWorkers();
     drawGraph();
     drawCharts();

@@ -74,5 +74,6 @@ def _statistics(line: int, row_bytes: int) -> dict[str, float]:
         "staleness_last": 0,
         "staleness_max": 0,
         "staleness_mean": 0.0,
+        "staleness_reads": 0,
         "clock": 0,
     }

@@ -314,6 +314,7 @@ class Shard(Struct, frozen=True, dict=True):
             "staleness_last": load64(line + at.STALENESS_LAST),
             "staleness_max": load64(line + at.STALENESS_MAX),
             "staleness_mean": load64(line + at.STALENESS_SUM) / number if number else 0.0,
+            "staleness_reads": number,
             "clock": load64(line + at.CLOCK),
             "late": load64(line + at.LATE),
         }

@@ -35,6 +35,7 @@ class Pace(Struct, frozen=True, array_like=True):
     resident_bytes: int
     step: int | None
     values: dict[str, float | None]
+    pid: int
 
 
 class Point(Struct, frozen=True, array_like=True):
@@ -74,11 +75,13 @@ class History:
         self.busiest: Busiest | None = None
         self._most = most
         self._apart = 0.0
+        self._checkpoint = 0
         self._recent: deque[Snapshot] = deque()
 
     def add(self, now: Snapshot) -> list[Event]:
         """Takes the next snapshot; returns what has happened since the last one."""
-        news = [] if now == self.now else list(_events(self.now, now))
+        news = [] if now == self.now else list(_events(self.now, now, self._checkpoint))
+        self._checkpoint = max(self._checkpoint, now.checkpoint)
         self.events.extend(news)
         if not self.points or round(now.at, 2) - self.points[-1].at >= self._apart or now.over:
             self.points.append(point_of(now))
@@ -93,7 +96,7 @@ class History:
         before = self._recent[0] if len(self._recent) > 1 else None
         lately = [one for one in self._recent if one.at <= now.at - _LATELY_SECONDS]
         self.slowest = None if now.over else slowest(before, now, lately[-1] if lately else None)
-        self.busiest = None if now.over else busiest(before, now)
+        self.busiest = self.busiest if now.over else busiest(before, now)  # a file shows it, too
         self.now = now
         return news
 
@@ -119,6 +122,7 @@ def point_of(now: Snapshot) -> Point:
                 one.resident_bytes,
                 one.step,
                 {name: value and float(f"{value:.6g}") for name, value in one.values.items()},
+                one.pid,
             )
             for one in now.workers
         ],
@@ -127,8 +131,8 @@ def point_of(now: Snapshot) -> Point:
     )
 
 
-def _events(before: Snapshot | None, now: Snapshot) -> Iterator[Event]:
-    """What has happened between two snapshots of a job."""
+def _events(before: Snapshot | None, now: Snapshot, newest: int) -> Iterator[Event]:
+    """What has happened between two snapshots of a job; ``newest``: the checkpoint of which it was said last."""
     if before is not None and before.restarts != now.restarts:
         yield Event(now.at, "the job was started again", bad=True)
         before = None
@@ -143,7 +147,8 @@ def _events(before: Snapshot | None, now: Snapshot) -> Iterator[Event]:
             yield Event(now.at, f"{_name(past[one.id])} was lost", bad=True)
         yield Event(now.at, f"{_name(one)} has taken the place of the one that was lost")
     changed = [one for one in now.workers if one not in anew and one.state != _state(past.get(one.id))]
-    for state, words in (("alive", "joined"), ("left", "left")):
+    begins = before is not None or now.up_seconds < _WINDOW_SECONDS
+    for state, words in (("alive", "joined" if begins else "joined before this was watched"), ("left", "left")):
         ids = [one.id for one in changed if one.state == state]
         if ids:
             yield Event(now.at, f"{_names(ids)} {'have' if len(ids) > 1 else 'has'} {words}")
@@ -157,7 +162,7 @@ def _events(before: Snapshot | None, now: Snapshot) -> Iterator[Event]:
                 link.state, "{} is connected"
             )
             yield Event(now.at, words.format(link.host), bad=link.state in ("lost", "cut"))
-    if now.checkpoint > (before.checkpoint if before else 0):
+    if now.checkpoint > newest:
         yield Event(now.at, f"checkpoint {now.checkpoint} is written by all workers")
     if now.over and not (before and before.over):
         yield Event(now.at, now.over)

@@ -16,6 +16,7 @@ _MOST_WAITS = 3
 _LEAST_SECONDS = 0.05  # of a kind of wait, that are worth a word
 _FEWEST = 10  # operations, from which a pace can be told
 _BUSY = 0.8  # of the time, from which a connection has little room left
+_MOSTLY = 0.5  # of the time: who waits so much is not who is waited for
 
 
 class Slowest(Struct, frozen=True):
@@ -36,31 +37,42 @@ class Slowest(Struct, frozen=True):
             return (
                 f"worker {self.worker} is the slowest: the others spend {self.share:.0%} of their time waiting for it"
             )
-        return (
-            f"worker {self.worker} is the slowest: it does {self.pace:.0%} of what the others do; nobody waits for it"
-        )
+        return f"worker {self.worker} is the slowest: it does {self.pace:.0%} of what the others do"
 
 
 class Busiest(Struct, frozen=True):
-    """The way to another host that is busy nearly all the time: ``share`` of it, so that more would take longer."""
+    """The way to or from another host that is busy nearly all the time, so that more would take longer.
+
+    Attributes:
+        host: the other one.
+        share: of the time; of both ways together where workers mostly wait, as rounds use one after the other.
+        way: "to", "from" or "with".
+    """
 
     host: str
     share: float
+    way: str = "to"
 
     def __str__(self) -> str:
-        return f"the network is the limit: the connection to {self.host} is busy {self.share:.0%} of the time"
+        return f"the network is the limit: the connection {self.way} {self.host} is busy {self.share:.0%} of the time"
 
 
 def busiest(before: Snapshot | None, now: Snapshot) -> Busiest | None:
     """Returns the busiest way to another host between two snapshots, or None: each has room left."""
-    past = {} if before is None or before.address != now.address else {link.host: link for link in before.links}
-    shares = [
-        (min(1.0, (link.busy_seconds - past[link.host].busy_seconds) / max(1e-3, now.at - before.at)), link.host)
-        for link in now.links
-        if before is not None and link.host in past and link.state == "connected"
-    ]
-    share, host = max(shares, default=(0.0, ""))
-    return Busiest(host, share) if share >= _BUSY else None
+    if before is None or before.address != now.address:
+        return None
+    past, seconds = {link.host: link for link in before.links}, max(1e-3, now.at - before.at)
+    live, _, _, since = _since(before, now)
+    waits = live and sum(since(worker, "waited_seconds") for worker in live) > _MOSTLY * seconds * len(live)
+    found = []
+    for link in now.links:
+        if link.host in past and link.state == "connected":
+            to = min(1.0, (link.busy_seconds - past[link.host].busy_seconds) / seconds)
+            back = min(1.0, max(0.0, link.busy_back_seconds - past[link.host].busy_back_seconds) / seconds)
+            both = min(1.0, to + back) if waits else 0.0
+            found += [Busiest(link.host, to, "to"), Busiest(link.host, back, "from"), Busiest(link.host, both, "with")]
+    busy = [one for one in found if one.share >= _BUSY]
+    return busy[0] if busy else None
 
 
 def slowest(before: Snapshot | None, now: Snapshot, lately: Snapshot | None = None) -> Slowest | None:
@@ -96,10 +108,12 @@ def _since(
 
 def _waited_for(before: Snapshot | None, now: Snapshot) -> Slowest | None:
     live, _, seconds, since = _since(before, now)
+    others = len(live)
+    live = [worker for worker in live if since(worker, "waited_seconds") < _MOSTLY * seconds]
     if not live:
         return None
     worst = max(live, key=lambda worker: since(worker, "cost_seconds"))
-    share = min(1.0, since(worst, "cost_seconds") / (seconds * (len(live) - 1)))
+    share = min(1.0, since(worst, "cost_seconds") / (seconds * (others - 1)))
     return Slowest(worst.id, share) if share >= _LEAST_SHARE else None
 
 
@@ -110,7 +124,10 @@ def _behind(before: Snapshot | None, now: Snapshot) -> Slowest | None:
         return past[worker.id].pid == worker.pid if worker.id in past else not past and not worker.incarnation
 
     there = list(filter(was_there, live))
-    done = {worker.id: since(worker, "operations") for worker in there}
+    # steps, where all say them: they may use tables differently
+    logs = all(one.step is not None and one.id in past and past[one.id].step for one in there)
+    counted = "step" if logs else "operations"
+    done = {worker.id: since(worker, counted) for worker in there}
     begun = [worker for worker in there if worker.operations >= _FEWEST]
     if len(there) < 2 or not begun:
         return None

@@ -29,7 +29,7 @@ class Worker(Struct, frozen=True):
         needs: the workers that it waits for.
         waited_seconds: in all waits, this one included.
         cost_seconds: how long others have waited for this one, as far as it was seen.
-        staleness: how many pushes of others came between its reads, on average.
+        staleness: how many pushes of others on its host came between its last reads, on average.
         checkpoint: the number of the last one that it has written its part of.
         step: of its last `mv.log`, which gave it these values; None: it has logged nothing.
     """
@@ -103,6 +103,7 @@ class Link(Struct, frozen=True):
 
     Attributes:
         busy_seconds: for how long in all something that was sent had not arrived.
+        busy_back_seconds: the same of what that host has sent to the one to which it sent most.
         round_trip_seconds: the newest, smoothed as the system does it.
     """
 
@@ -112,6 +113,7 @@ class Link(Struct, frozen=True):
     bytes_sent: float
     bytes_received: float
     busy_seconds: float = 0.0
+    busy_back_seconds: float = 0.0
     round_trip_seconds: float | None = None
 
 
@@ -186,6 +188,7 @@ class Observer:
         self._cost: dict[int, float] = {}
         self._waited_for: dict[str, float] = {}
         self._restarts = 0
+        self._stale: dict[int, tuple[float, float, float]] = {}  # pushes and reads so far, and by the last look
 
     def see(self, status: Mapping[str, Any], at: float | None = None) -> Snapshot:
         """Returns the job as a node's status shows it.
@@ -203,7 +206,8 @@ class Observer:
         for seen in seen_workers:
             self._count(seen, past[seen["id"]].waited_seconds if seen["id"] in past else 0.0)
         work = _work(status["tables"])
-        workers = [_worker(seen, work.get(seen["id"], {}), self._cost) for seen in seen_workers]
+        stale = {seen["id"]: self._staleness(seen["id"], work.get(seen["id"], {})) for seen in seen_workers}
+        workers = [_worker(seen, work.get(seen["id"], {}), self._cost, stale[seen["id"]]) for seen in seen_workers]
         live = [_checkpoint(seen) for seen in seen_workers if seen["state"] == "alive"]
         self.last = Snapshot(
             at=time.time() if at is None else at,
@@ -221,6 +225,17 @@ class Observer:
             restarts=self._restarts,
         )
         return self.last
+
+    def _staleness(self, worker_id: int, work: Mapping[str, float]) -> float:
+        """Returns the staleness of a worker's reads since the last look; where there were none, as before."""
+        pushes, reads = work.get("stale_pushes", 0.0), work.get("stale_reads", 0.0)
+        pushes_before, reads_before, last = self._stale.get(worker_id, (0.0, 0.0, 0.0))
+        if reads < reads_before:  # another process in its place counts from 0
+            pushes_before = reads_before = 0.0
+        if reads > reads_before:
+            last = max(0.0, pushes - pushes_before) / (reads - reads_before)
+        self._stale[worker_id] = pushes, reads, last
+        return last
 
     def _count(self, seen: Mapping[str, Any], before: float) -> None:
         if seen["waiting_for"]:
@@ -248,10 +263,9 @@ def kind_of(wait: str) -> str:
     return wait
 
 
-def _worker(seen: Mapping[str, Any], work: Mapping[str, float], cost: Mapping[int, float]) -> Worker:
+def _worker(seen: Mapping[str, Any], work: Mapping[str, float], cost: Mapping[int, float], staleness: float) -> Worker:
     step, values = _logged(seen["logged"])
     same = ("id", "pid", "program", "state", "incarnation", "waiting_seconds", "needs", "cpu_seconds", "resident_bytes")
-    tables = work.get("tables", 0.0)
     return Worker(
         **{name: seen[name] for name in same},
         host=seen["host"] or "",
@@ -262,7 +276,7 @@ def _worker(seen: Mapping[str, Any], work: Mapping[str, float], cost: Mapping[in
         gets=work.get("gets", 0.0),
         exchanges=work.get("exchanges", 0.0),
         bytes=work.get("bytes", 0.0),
-        staleness=work.get("staleness_mean", 0.0) / tables if tables else 0.0,
+        staleness=staleness,
         checkpoint=_checkpoint(seen),
         step=step,
         values=values,
@@ -286,10 +300,12 @@ def _work(tables: list[Mapping[str, Any]]) -> dict[int, dict[str, float]]:
     found: dict[int, dict[str, float]] = {}
     for table in tables:
         for worker_id, line in table["workers"].items():
-            work = found.setdefault(int(worker_id), dict.fromkeys((*_COUNTS, "staleness_mean", "tables"), 0.0))
-            for name in (*_COUNTS, "staleness_mean"):
+            work = found.setdefault(int(worker_id), dict.fromkeys((*_COUNTS, "stale_pushes", "stale_reads"), 0.0))
+            for name in _COUNTS:
                 work[name] += line[name]
-            work["tables"] += table["kind"] != "keyed"  # whose reads are not counted for that
+            reads = line.get("staleness_reads", line["gets"] + line["exchanges"])  # an older node does not count them
+            work["stale_reads"] += reads
+            work["stale_pushes"] += line["staleness_mean"] * reads
     return found
 
 

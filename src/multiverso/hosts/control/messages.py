@@ -53,6 +53,7 @@ class Note(Struct, forbid_unknown_fields=True):
         tables: by number.
         keyed: of those whose rows live on one host each, by what the job calls them; of a host's first worker also how
             many ``rows`` live there.
+        busy_seconds: of a host's first worker: for how long its busiest way to another host was busy.
     """
 
     program: str
@@ -61,6 +62,7 @@ class Note(Struct, forbid_unknown_fields=True):
     logged: dict[str, Any] | None
     tables: dict[int, dict[str, int | float]]
     keyed: dict[str, dict[str, int | float]] = {}
+    busy_seconds: float = 0.0
 
 
 class Line(Struct, array_like=True, forbid_unknown_fields=True):

@@ -153,7 +153,7 @@ class OtherHosts(Hosts):
         self.control = control
         self._shards: Callable[[], Mapping[int, Shard]] = lambda: catalogue.shards
         self._mover = mover = Mover(self._post, self._closing)
-        self.reporter = Reporter(roster, control, catalogue, tell, mover, self._closing)
+        self.reporter = Reporter(roster, control, catalogue, tell, mover, self._closing, fabric.busy_seconds)
         self.rows.begin(control, catalogue, mover)
         self.tables = ExchangedTables(roster, fabric, self.rows, mover, control, self._shards, self.report, tell)
         self.barriers = HostBarriers(roster, control, self.tables, comes_again)
@@ -375,7 +375,7 @@ class OtherHosts(Hosts):
     def remote_notes(self) -> dict[int, dict[str, Any]]:
         """See `Hosts.remote_notes`."""
         notes = {worker_id: msgspec.to_builtins(note) for worker_id, note in list(self._notes.items())}
-        tables = ("tables", "keyed")
+        tables = ("tables", "keyed", "busy_seconds")
         return {
             worker_id: {what: note[what] for what in note if what not in tables} for worker_id, note in notes.items()
         }
@@ -392,7 +392,9 @@ class OtherHosts(Hosts):
                 state = "not yet connected"
             if state == "cut" and all(self.control.worker(w).has_left for w in self.roster.workers_of(peer)):
                 state = "ended"
-            links.append({"host": self.roster.names[peer], "state": state, **link})
+            note = self._notes.get(self.roster.workers_of(peer)[0])
+            back = 0.0 if note is None else note.busy_seconds
+            links.append({"host": self.roster.names[peer], "state": state, **link, "busy_back_seconds": back})
         return links
 
 

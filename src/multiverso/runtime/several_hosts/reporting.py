@@ -33,6 +33,7 @@ class Reporter:
         report: brings a report to the coordinator.
         mover: whose node ends if this thread does.
         closing: set once everything ends.
+        busy_seconds: says for how long this host's busiest way to another one was busy.
     """
 
     def __init__(
@@ -43,7 +44,9 @@ class Reporter:
         report: Callable[[Report], None],
         mover: Mover,
         closing: threading.Event,
+        busy_seconds: Callable[[], float],
     ) -> None:
+        self._busy_seconds = busy_seconds
         self._roster = roster
         self._control = control
         self._catalogue = catalogue
@@ -92,10 +95,12 @@ class Reporter:
             worker = line.worker_id
             tables = {number: shard.statistics(worker) for number, shard in shards.items()}
             by_key = {called: table["workers"][worker] for called, table in keyed.items()}
+            busy = 0.0
             if worker == self._roster.local[0]:
+                busy = self._busy_seconds()
                 by_key = {called: counts | {"rows": keyed[called]["shape"][0]} for called, counts in by_key.items()}
             known = note_of(self._control.worker(worker), self._catalogue.memory(MEMORY))
-            note = Note(**known, tables=tables, keyed=by_key)
+            note = Note(**known, tables=tables, keyed=by_key, busy_seconds=busy)
             if note != self._last_notes.get(worker):
                 self._last_notes[worker] = note
                 changed[worker] = replace(line, note=note)
