@@ -28,6 +28,7 @@ from multiverso.runtime.several_hosts.following import Clocks
 from multiverso.runtime.several_hosts.other_hosts import OtherHosts
 from multiverso.tables import ArrayTableHandler
 from multiverso.tables.log import log_of
+from multiverso.watching.jobs import find_jobs
 
 
 def test_another_wire_on_another_host_is_refused() -> None:
@@ -138,6 +139,20 @@ def test_a_stranger_at_the_coordinators_port_is_turned_away_and_changes_nothing(
 
     with rehearsal(1, 1, encrypted=encrypted) as job:
         assert job.run(work) == [[2.0] * 3] * 2
+
+
+def test_a_rehearsal_is_one_job_for_who_looks_at_it() -> None:
+    with rehearsal(1, 1, 1) as job:
+
+        def work(session: Session) -> None:
+            session.barrier()
+            ours = {node.address for node in job.nodes}
+            found = [status for status in find_jobs() if status["address"] in ours]
+            assert [status["address"] for status in found] == [job.nodes[0].address]
+            assert len(found[0]["workers"]) == 3
+            session.barrier()
+
+        job.run(work)
 
 
 def test_every_node_knows_what_the_workers_of_all_hosts_have_done() -> None:

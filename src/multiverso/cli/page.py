@@ -65,10 +65,14 @@ def _the_one(jobs: list[Status], wish: str | None) -> Status:
     if len(found) == 1:
         return found[0]
     running = "".join(
-        f"\n  {job['address']}  {', '.join(sorted({worker['program'] for worker in job['workers']}))}" for job in jobs
+        f"\n  {job['address']}  {', '.join(sorted({worker['program'] for worker in job['workers']}))}"
+        for job in found or jobs
     )
     if found:
-        raise StartupError(f"{len(found)} jobs of this user are meant; name one, by a part of its line:{running}")
+        raise StartupError(
+            f"{len(found)} jobs of this user are meant; name one, by its script, a worker's pid or a part of its "
+            f"address:{running}"
+        )
     if not jobs:
         raise StartupError("no job of this user is running here; `multiverso page run.jsonl` shows one that is over.")
     raise StartupError(f"no running job is called {wish}; there are:{running}")

@@ -34,14 +34,25 @@ def publications_of(address: str) -> list[Status]:
 
 
 def find_jobs() -> list[Status]:
-    """Asks every node of this user for its status; those that do not answer are left out."""
-    jobs = []
+    """Asks every node of this user for its status; those that do not answer are left out.
+
+    Of a job on several hosts that all are this one (a rehearsal) the first host's is returned, with all publications.
+    """
+    jobs: list[Status] = []
     for address in node_addresses():
         try:
             jobs.append(look_at(address))
         except MultiversoError:  # another user's, or just over
             continue
-    return jobs
+    led = {job["job"]: job for job in jobs if job.get("leads") and job["job"]}
+    shown = []
+    for job in jobs:
+        first = led.get(job.get("job"), job)
+        if first is job:
+            shown.append(job)
+        else:
+            first["publications"] = first["publications"] + job["publications"]
+    return shown
 
 
 def chosen(jobs: list[Status], wish: str | None) -> list[Status]:

@@ -21,12 +21,14 @@ class Hosts:
     Attributes:
         several: whether there are others.
         leads: whether this is the first one, which says what concerns all.
+        job: what the hosts call their job; empty where there is one host.
         is_entering: whether this host takes a lost one's place, and has not got what there is yet.
         times_replaced: how often this host was lost after it had begun.
     """
 
     several = False
     leads = True
+    job = ""
     is_entering = False
     times_replaced = 0
 

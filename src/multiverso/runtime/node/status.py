@@ -69,6 +69,8 @@ def status_of(address: str, began: float, members: Membership, hosts: Hosts) -> 
     return {
         "address": address,
         "host": control.here or None,
+        "job": hosts.job,
+        "leads": hosts.leads,
         "workers_num": members.workers_num,
         "up_seconds": time.monotonic() - began,
         "memory_bytes": members.memory_bytes,

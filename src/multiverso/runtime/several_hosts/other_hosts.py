@@ -100,7 +100,7 @@ class OtherHosts(Hosts):
 
     def __init__(self, roster: Roster, fabric: Fabric, listener: socket.socket | None = None) -> None:
         self.roster = roster
-        self.leads = roster.leads
+        self.leads, self.job = roster.leads, roster.job
         self.is_entering = roster.times_replaced > 0
         self.over = threading.Event()
         self.reductions: Reductions | None = None
