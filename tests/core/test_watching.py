@@ -228,7 +228,9 @@ def test_staleness_is_of_the_last_reads() -> None:
     assert observer.see(status(200, 100)).workers[0].staleness == 2.0
     assert round(observer.see(status(500, 110)).workers[0].staleness, 6) == 30.0
     assert round(observer.see(status(500, 110)).workers[0].staleness, 6) == 30.0
-    assert observer.see(status(6, 2)).workers[0].staleness == 3.0, "another process in its place"
+    replaced = observer.see(status(6, 2))
+    assert replaced.workers[0].staleness == 3.0, "another process in its place"
+    assert replaced.tables[0].gets == 112, "a table's totals never fall"
 
 
 @given(st.lists(st.floats(0.01, 100), min_size=1, max_size=200), st.integers(4, 20))

@@ -9,7 +9,7 @@
 
   // -- numbers and words
   const plain = new Intl.NumberFormat("en", { maximumSignificantDigits: 3, notation: "compact" });
-  const number = (value) => (value == null || !isFinite(value) ? "" : plain.format(value));
+  const number = (value) => (value == null || !isFinite(value) ? "" : value && Math.abs(value) < 1e-3 ? value.toExponential(1) : plain.format(value));
   const percent = (value) => (value == null ? "" : `${Math.round(100 * value)}%`);
   const share = (value) => (value == null ? "" : value < 0.1 ? `${Number((100 * value).toPrecision(2))}%` : percent(value));
   const milliseconds = (value) => (value == null ? "" : `${Number((1e3 * value).toPrecision(2))} ms`);
@@ -247,6 +247,7 @@
     const list = wanted(), workers = state.now.workers.map((worker) => worker.id);
     for (const [key, chart] of charts) if (!list.some(([wish]) => wish === key)) { chart.plot.destroy(); chart.figure.remove(); charts.delete(key); }
     const times = state.points.map((point) => point[0]), from = earlier();
+    const had = charts.size;
     for (const [key, title, format, read, links] of list) {
       const series = links || workers;
       const colours = links ? links.map((_, i) => `--c${i % MOST_COLOURS}`) : workers.map(colourOf);
@@ -271,15 +272,20 @@
       const lost = key.startsWith("logged") ? state.now.workers.filter((worker) => worker.values[title] === null).map((worker) => worker.id) : [];
       const none = () => (data.slice(1).some((values) => values.some((value) => value != null)) ? "none now" : "no values yet");
       const range = (last.length ? `now ${format(Math.min(...last))} to ${format(Math.max(...last))}` : none()) + (lost.length ? `; ${names(lost)}: not finite` : "");
-      chart.place.setAttribute("aria-label", `Chart by ${!links ? "worker" : key === "links" || key === "delays" ? "host" : "table"}: ${title}; ${range}`);
+      chart.place.setAttribute("aria-label", `Chart by ${!links ? "worker" : key === "links" || key === "delays" ? "host" : "table"}: ${title}; ${range}${began(data.slice(1), format)}`);
       if (!chart.pointed) say(chart.output, range);
     }
+    if (charts.size > had) for (const [key] of list) $("charts").append(charts.get(key).figure); // loss first, whenever it came
     const items = few() ? workers.map((id) => [colourOf(id), `worker ${id}`]) : [["--many", `${workers.length} workers`], ...(state.slowest ? [["--c1", `worker ${state.slowest.worker}, the slowest`]] : [])];
     explain($("legend"), items);
   }
   const explain = (list, items) => {
     resize(list, items.length, () => { const item = make("li"); item.append(make("span", { class: "swatch" }), make("span")); return item; });
     items.forEach(([name, text], i) => { const item = list.children[i]; item.firstChild.style.background = `var(${name})`; say(item.lastChild, text); });
+  };
+  const began = (columns, format) => { // for who cannot see whether it falls
+    const first = columns.map((values) => values.find((value) => value != null)).filter((value) => value != null);
+    return first.length ? `, at first ${format(Math.min(...first))} to ${format(Math.max(...first))}` : "";
   };
   const wayOf = ([host, way]) => (way === undefined ? host : `${way ? "from" : "to"} ${host}`);
   const WIDTH = (chart) => Math.max(200, chart.place.clientWidth), HEIGHT = 170;

@@ -189,6 +189,8 @@ class Observer:
         self._waited_for: dict[str, float] = {}
         self._restarts = 0
         self._stale: dict[int, tuple[float, float, float]] = {}  # pushes and reads so far, and by the last look
+        self._lines: dict[tuple[int, int], Mapping[str, float]] = {}  # of a table and a worker, the last one
+        self._gone: dict[int, dict[str, float]] = {}  # by table: what those did whose places others have
 
     def see(self, status: Mapping[str, Any], at: float | None = None) -> Snapshot:
         """Returns the job as a node's status shows it.
@@ -201,6 +203,8 @@ class Observer:
             self._restarts += 1
             self.last = None
             self._needs.clear()
+            self._lines.clear()
+            self._gone.clear()
         past = {} if self.last is None else {worker.id: worker for worker in self.last.workers}
         seen_workers = [_with_what_is_gone(_UNKNOWN | seen, past.get(seen["id"])) for seen in status["workers"]]
         for seen in seen_workers:
@@ -218,7 +222,7 @@ class Observer:
             memory_bytes=status["memory_bytes"],
             checkpoint=min(live, default=0),
             workers=workers,
-            tables=[_table(table) for table in status["tables"]],
+            tables=[_table(table, self._done_before(table)) for table in status["tables"]],
             links=convert(status["links"], list[Link]),
             waited_for=dict(self._waited_for),
             publications=convert(status.get("publications", []), list[Published]),
@@ -236,6 +240,17 @@ class Observer:
             last = max(0.0, pushes - pushes_before) / (reads - reads_before)
         self._stale[worker_id] = pushes, reads, last
         return last
+
+    def _done_before(self, table: Mapping[str, Any]) -> Mapping[str, float]:
+        """Returns what processes did with a table in whose places there are others, which count from 0."""
+        gone = self._gone.setdefault(table["id"], dict.fromkeys(_TOTALS, 0.0))
+        for worker_id, line in table["workers"].items():
+            last = self._lines.get((table["id"], int(worker_id)))
+            if last is not None and any(line[name] < last[name] for name in _TOTALS):
+                for name in _TOTALS:
+                    gone[name] += last[name]
+            self._lines[table["id"], int(worker_id)] = line
+        return gone
 
     def _count(self, seen: Mapping[str, Any], before: float) -> None:
         if seen["waiting_for"]:
@@ -293,6 +308,7 @@ def _logged(note: Any) -> tuple[int | None, dict[str, float | None]]:
 
 
 _COUNTS = ("adds", "gets", "exchanges", "bytes")
+_TOTALS = (*_COUNTS, "wait_seconds")
 
 
 def _work(tables: list[Mapping[str, Any]]) -> dict[int, dict[str, float]]:
@@ -314,7 +330,7 @@ def _checkpoint(seen: Mapping[str, Any]) -> int:
     return int(number if phase in (_DONE, _CLOSED) else max(0, number - 1))
 
 
-def _table(table: Mapping[str, Any]) -> Table:
+def _table(table: Mapping[str, Any], before: Mapping[str, float]) -> Table:
     lines = list(table["workers"].values())
     reads = [line["staleness_mean"] for line in lines if line["gets"] + line["exchanges"]]
     updater = table["updater"]
@@ -326,7 +342,7 @@ def _table(table: Mapping[str, Any]) -> Table:
         dtype=table["dtype"],
         updater=str(updater.get("name", updater) if isinstance(updater, dict) else updater),
         rounds=table["rounds"],
-        **{name: sum(line[name] for line in lines) for name in (*_COUNTS, "wait_seconds")},
+        **{name: before[name] + sum(line[name] for line in lines) for name in _TOTALS},
         staleness=sum(reads) / len(reads) if reads else 0.0,
         **{name: count for name, count in (table.get("copies") or {}).items() if name in Table.__struct_fields__},
     )
