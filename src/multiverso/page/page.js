@@ -80,7 +80,7 @@
     ["rate", "steps/s", "number", (w) => number(w.rate)],
     ["share", "waiting", "number", (w) => percent(w.share)],
     ["cost", "costs others", "number", (w) => (w.cost >= 0.005 ? percent(w.cost) : "")],
-    ["waiting_for", "waits for", "wait", (w) => w.waiting_for && `${w.waiting_for}, ${duration(w.waiting_seconds)}${w.needs.length > 3 ? `, ${w.needs.length} workers` : w.needs.length ? `, ${names(w.needs)}` : ""}`],
+    ["waiting_for", "waits for", "wait", (w) => w.waiting_for && `${w.needs.length > 3 ? `${w.needs.length} workers, ` : w.needs.length ? `${names(w.needs)}, ` : ""}${duration(w.waiting_seconds)}: ${w.waiting_for}`],
     ["staleness", "stale", "number minor", (w) => (w.staleness ? w.staleness.toFixed(1) : "")],
     ["cpu", "processor", "number minor", (w) => percent(w.cpu)],
     ["resident_bytes", "memory", "number minor", (w) => (w.resident_bytes ? bytes(w.resident_bytes) : "")],
@@ -340,7 +340,7 @@
     const grown = (table, what) => Math.max(0, table[what] - ((kept.tables.find((one) => one.id === table.id) || {})[what] || 0)) / seconds;
     rows($("tables").tBodies[0], tables.map((table) => [table.name, `${table.shape.join(" x ")} ${table.dtype}${table.kind === "keyed" ? ", by key" : ""}${table.copies_used ? `, ${table.copies} copies` : ""}`, table.updater,
       number(grown(table, "adds") + grown(table, "exchanges")), number(grown(table, "gets") + grown(table, "exchanges")), bytes(grown(table, "bytes")), duration(table.wait_seconds), table.staleness ? table.staleness.toFixed(1) : "",
-      table.copies_used ? `${(100 * (1 - table.copies_fetched / table.copies_used)).toFixed(1)}%` : ""]));
+      grown(table, "copies_used") ? `${(100 * Math.max(0, 1 - grown(table, "copies_fetched") / grown(table, "copies_used"))).toFixed(1)}%` : ""]));
     $("publications").closest("section").hidden = !publications.length;
     rows($("publications").tBodies[0], publications.map((one) => [one.name, one.version, one.step ?? "", one.readers, one.left_out, bytes(one.memory_bytes)]));
     $("links").closest("section").hidden = !links.length;
