@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import re
 import threading
 import time
@@ -136,6 +137,42 @@ def test_where_reads_wait_a_name_that_is_opened_again_is_another_table(mode: str
 
     want = [(fold + 1, 100.0 * fold + 4 if mode == "sync" else None) for fold in range(8)]
     assert together(work, 2, **MODES[mode]) == [want] * 2
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("mode", ["sync", "bounded"])
+def test_names_that_are_opened_and_closed_at_random_hold_what_a_dictionary_does(mode: str, seed: int) -> None:
+    """All workers run the same program, each at its own pace."""
+
+    def work(session: Session) -> None:
+        plan, pace = random.Random(seed), random.Random(10 * seed + session.worker_id)
+        tables: dict[str, list[Any]] = {}
+        model: dict[str, tuple[str, float]] = {}  # whose initial value counted, and the sum
+        for _ in range(40):
+            time.sleep(0.005 * pace.random() * (pace.random() < 0.4))
+            name, step, value = plan.choice("abc"), plan.choice("oocrrtn"), plan.randrange(1000)
+            initial: Any = plan.choice(["master", "sum"])
+            if step == "o" and name not in tables:
+                tables[name] = [mv.ArrayTableHandler(2, value, name=name, initial=initial, session=session)]
+                model[name] = initial, value * (3 if initial == "sum" else 1)
+            elif step == "t" and name in tables:
+                initial = model[name][0]
+                tables[name].append(mv.ArrayTableHandler(2, name=name, initial=initial, session=session))
+            elif step == "c":
+                for table in tables.pop(name, []):
+                    table.close()
+            elif step == "r" and name in tables:
+                table = tables[name][-1]
+                table.add(1)
+                got, model[name] = table.get(), (model[name][0], model[name][1] + 3)
+                assert not session.consistency.in_rounds or got[0] == model[name][1]
+            elif step == "n":
+                mv.ArrayTableHandler(1, session=session).close()
+        session.barrier()
+        for name, handlers in tables.items():
+            assert handlers[0].snapshot().tolist() == [model[name][1]] * 2
+
+    together(work, 3, **MODES[mode])
 
 
 def test_by_name_who_comes_next_writes_the_value_where_the_first_ones_were_interrupted() -> None:
