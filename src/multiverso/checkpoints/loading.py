@@ -11,7 +11,7 @@ from multiverso.checkpoints.manifests import read_generations
 from multiverso.checkpoints.parts import Parts, Table, read_own, read_part
 from multiverso.checkpoints.roles import count, role_of, tell
 from multiverso.checkpoints.stores import PathLike, Store, open_store
-from multiverso.errors import SnapshotError
+from multiverso.errors import MultiversoError, SnapshotError
 from multiverso.runtime import Session
 from multiverso.runtime.collective.agreement import Together
 
@@ -108,6 +108,8 @@ def checked(store: Store, check: Callable[[Parts], None], parts: Parts) -> None:
     """
     try:
         check(parts)
+    except MultiversoError:
+        raise
     except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
         raise SnapshotError(
             f"{store}: a worker's state is not as it was saved ({type(error).__name__}: {error}); nothing was changed"
