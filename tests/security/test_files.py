@@ -401,6 +401,13 @@ def test_a_folder_of_a_save_that_is_replaced_by_a_link_leads_nowhere_else(tmp_pa
         with pytest.raises(OSError, match="generation-1") as told:
             write()
         assert str(shared / "generation-1") in str(told.value.filename)
+    for name in (str(tmp_path / "of others"), None):  # what a file of somebody else's is called stays
+        with pytest.raises(OSError, match="no") as told, store.folder("moved", make=False):
+            raise OSError(2, "no", name)
+        assert told.value.filename == name
+    with pytest.raises(FileNotFoundError) as told, store.folder("moved", make=False) as folder:
+        (folder / "none").read_text()
+    assert told.value.filename == str(shared / "moved" / "none")
     assert not store.link("generation-1/other.json", "moved/worker-0.json")
     (shared / "host-1-of-2").symlink_to(precious)
     with pytest.raises(SnapshotError, match="host-1-of-2"), keyed_snapshots.alone_in(shared / "host-1-of-2"):

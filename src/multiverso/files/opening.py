@@ -124,7 +124,8 @@ def below(base: PathLike, name: PathLike, opened: bool = False) -> Iterator[Path
         opened: it is a folder, and opened as well.
 
     Raises:
-        OSError: a folder is not there, or is a link; or what the block has raised. Its ``filename`` is the usual path.
+        OSError: a folder is not there, or is a link; or the block has raised it. Where it names the path that was given
+            its ``filename`` is the usual one.
     """
     plain = Path(base, name)
     *folders, last = (*Path(name).parts, ".") if opened else Path(name).parts
@@ -132,10 +133,15 @@ def below(base: PathLike, name: PathLike, opened: bool = False) -> Iterator[Path
         directory = _Directory(base)
         for folder in folders:
             directory = _Directory(folder, os.O_NOFOLLOW, within=directory)
-        path = Path(f"/proc/{os.getpid()}/fd/{directory.descriptor}", last)
-        yield path if path.parent.exists() else plain
     except OSError as error:
         error.filename = os.fspath(plain)
+        raise
+    given = f"/proc/{os.getpid()}/fd/{directory.descriptor}"
+    try:
+        yield Path(given, last) if os.path.exists(given) else plain
+    except OSError as error:
+        if isinstance(error.filename, str) and f"{error.filename}/".startswith(f"{given}/"):
+            error.filename = f"{plain if opened else plain.parent}{error.filename.removeprefix(given)}"
         raise
 
 
