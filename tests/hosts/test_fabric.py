@@ -85,7 +85,7 @@ def test_values_that_take_long_to_come_say_how_many_they_are(monkeypatch: pytest
         wait_for(lambda: left.pop() and said)  # it looks each half a second how many are left
         left.clear()
         taking.join()
-    assert re.fullmatch(r"taking values from 1 other host\(s\): \d+\.\d of 104\.9 GB, about \d+ s left", said[0])
+    assert re.fullmatch(r"taking values from 1 other host\(s\): \d+\.\d of 104\.\d GB, about \d+ s left", said[0])
 
 
 def test_an_encrypted_connection_is_made_anew_before_its_key_is_used_too_often(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -188,9 +188,8 @@ def test_a_summary_has_what_all_hosts_workers_have_done(tmp_path: Path) -> None:
         ("0", "3", "3"),
         ("1", "4", "4"),
     ]
-    first, *_, last = done.stderr.splitlines()
-    assert first == "multiverso: 2 workers on host-0, host-1"
-    assert re.match(r"multiverso: 2 workers ran for .*; no worker held the others up", last)
+    assert "multiverso: 2 workers on host-0, host-1" in done.stderr.splitlines()
+    assert re.search(r"^multiverso: 2 workers ran for ", done.stderr, re.MULTILINE)
 
 
 @pytest.fixture
