@@ -10,6 +10,7 @@ import socket
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from networks import Network
@@ -263,6 +264,15 @@ def test_who_left_with_exit_code_0_while_others_needed_it_is_what_is_looked_for(
     names = ("host-0", "host-1")
     launching.tell_end(RunOptions("train.py", workers=2, hosts="2"), result, names, lambda _: "")
     assert "a worker ended with exit code 0 and without multiverso.shutdown()" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize(("reason", "said"), [("signal", 1), ("timeout", 1), ("finished", 0)])
+def test_a_job_that_is_ended_before_any_host_was_started_says_why(
+    reason: Any, said: int, capfd: pytest.CaptureFixture[str]
+) -> None:
+    result = JobResult(reason, 130, None, None, (), 0.1)
+    launching.tell_end(RunOptions("train.py", hosts="2", timeout_seconds=1.0), result, (), lambda _: "")
+    assert len(capfd.readouterr().err.splitlines()) == said
 
 
 def test_what_cannot_be_said_on_a_full_disk_ends_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -147,6 +147,20 @@ def test_an_argument_that_cannot_be_sent_is_named(args: tuple[Any, ...], kwargs:
         mv.run(print, workers=1, args=args, kwargs=kwargs)
 
 
+def test_what_a_signals_handler_raises_while_a_call_is_written_is_not_taken_for_an_argument() -> None:
+    class Once:
+        raised = False
+
+        def __reduce__(self) -> Any:
+            if not Once.raised:
+                Once.raised = True
+                raise TimeoutError("an alarm")
+            return int, ()
+
+    with pytest.raises(TimeoutError, match="an alarm"):
+        mv.run(print, workers=1, args=(Once(),))
+
+
 def test_without_ray_its_module_tells_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
     monkeypatch.delitem(sys.modules, "multiverso.ray", raising=False)

@@ -44,9 +44,10 @@ class HostEvents:
         """Returns nothing: every line was shown."""
         return []
 
-    def finished(self, result: JobResult, code: int, culprit: WorkerExit) -> None:
+    def finished(self, result: JobResult, code: int, culprit: WorkerExit | None) -> None:
         """The job is over: what one on one host writes, and how each host's launcher has ended."""
-        said = [self._summaries[host] for host in (culprit.worker_id, *self._summaries) if host in self._summaries]
+        first = [] if culprit is None else [culprit.worker_id]
+        said = [self._summaries[host] for host in (*first, *self._summaries) if host in self._summaries]
         blamed = next((one for one in said if one["failed_worker"] is not None), {})
         write_event(
             self._stdout,

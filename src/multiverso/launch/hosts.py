@@ -144,9 +144,10 @@ def _start(options: RunOptions, starts: Starts) -> Ended:
         result = job.run(starts.seconds_left, signals=starts.signals)
         for text in shown.folded():
             say(text)
-        code = culprit_of(result.exits).code if result.reason == "failed" else result.exit_code
+        culprit = culprit_of(result.exits) if result.exits else None  # none was started
+        code = culprit.code if culprit and result.reason == "failed" else result.exit_code
         if isinstance(shown, HostEvents):
-            return Ended(result, code, partial(shown.finished, result, code, culprit_of(result.exits)))
+            return Ended(result, code, partial(shown.finished, result, code, culprit))
         return Ended(result, code, lambda: tell_end(options, result, roster.names, output.last_words))
 
 
@@ -164,6 +165,8 @@ def tell_end(options: RunOptions, result: JobResult, names: Sequence[str], last_
         _say(f"the job took longer than {options.timeout_seconds:g} s and was ended.")
     elif result.reason == "signal":
         _say(f"ended by a signal after {result.seconds:.1f} s.")
+    if result.reason not in ("failed", "finished") or not result.exits:
+        return
     culprit = culprit_of(result.exits)
     ends_it = culprit.worker_id == 0 and culprit.signal is not None and not culprit.ended_by_us
     if result.reason != "failed" and not ends_it:  # "continue": each host's end has been said, and this one's long ago

@@ -113,7 +113,10 @@ def write_call(file: IO[bytes], function: Callable[..., Any], args: tuple[Any, .
             _pickler(file).dump((function, args, kwargs))
         except Exception as error:
             each = {f"args[{i}]": value for i, value in enumerate(args)} | {f"{name}=": kwargs[name] for name in kwargs}
-            named = next((name for name, value in each.items() if not _can_be_sent(value)), "the function")
+            each["the function"] = function
+            named = next((name for name, value in each.items() if not _can_be_sent(value)), None)
+            if named is None:  # a signal's handler has raised it
+                raise
             raise StartupError(f"{named} cannot be sent to workers, which are other processes: {error}") from error
     file.flush()
 
