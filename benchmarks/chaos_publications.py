@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 
 import multiverso as mv
-from multiverso.publications import names
+from multiverso.wire import publications as names
 
 SECONDS = 120.0
 TENSORS = 8

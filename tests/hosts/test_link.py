@@ -168,3 +168,22 @@ def test_a_copy_says_how_often_its_table_has_changed_and_remembers_it_when_it_is
     copy.close()
     changed(copy.shard)
     assert copy.version() == before + 1
+
+
+def test_how_far_copies_are_behind_counts_from_the_last_time_that_nothing_differed() -> None:
+    (pusher, home), (copy, _), changes = opened()
+    for link in (pusher, home):
+        link.look(1.0)
+    assert pusher.behind(5.0) == home.behind(5.0) == 0.0
+    copy.shard.values()[:] = 1.0
+    changes.version += 1
+    pusher.look(5.0)  # a pass begins
+    assert pusher.behind(7.0) == 6.0  # what was there at 1.0 is known to be at the home
+    exchange(pusher, home)
+    for now in (8.0, 8.5):  # the next pass finds nothing
+        pusher.look(now)
+        exchange(pusher, home)
+    pusher.look(9.0)
+    assert pusher.behind(10.0) == 0.0
+    pusher.cut()
+    assert pusher.behind(12.0) == 3.0

@@ -243,3 +243,26 @@ def test_one_that_begins_again_what_all_do_together_is_named_to_the_others_and_a
     for (error, result), (_, own) in zip(for_others, for_it, strict=True):
         assert error.startswith("worker 1 began again")
         assert result == own == all_of_it(2)
+
+
+def test_how_old_other_hosts_adds_are_is_known_while_they_are_held_back() -> None:
+    def work(session: Session) -> None:
+        table = ArrayTableHandler(4, session=session, name="weights", every="1000000 adds")
+        session.barrier()
+        before = [_behind(node) for node in job.nodes]
+        session.barrier()
+        if session.worker_id == 0:
+            table.add(np.ones(4))
+        for node, least in zip(job.nodes, before, strict=True):
+            wait_for(lambda node=node, least=least: _behind(node) > least + 0.01)
+        shown = Job().see(job.nodes[0].status())
+        assert re.search(r"host-1 +connected .* ms +\d+ ms +0 times", render([shown]))
+        session.barrier()
+
+    with rehearsal(1, 1) as job:
+        job.run(work)
+
+
+def _behind(node: Node) -> float:
+    (link,) = node.status()["links"]
+    return float(link["behind_seconds"])

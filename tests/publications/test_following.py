@@ -14,6 +14,7 @@ import subprocess
 import sys
 import textwrap
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
@@ -28,6 +29,7 @@ import multiverso as mv
 from multiverso.errors import StartupError, WaitTimeoutError
 from multiverso.publications.differences import apply, difference
 from multiverso.publications.tensors import Layout, Tensor, check_layout
+from multiverso.watching.jobs import look_at
 
 SECONDS = 60.0
 TOKEN = secrets.token_hex()
@@ -464,3 +466,31 @@ def test_layouts_that_do_not_fit_are_refused(tensors: list[Tensor]) -> None:
     check_layout(Layout([Tensor(["a"], "int8", [8], 8192, 8)], 1 << 20))
     with pytest.raises(ValueError, match=r"layout|lie in a slot"):
         check_layout(Layout(tensors, 1 << 20))
+
+
+def publish_and_look(name: str) -> None:
+    """In a worker of each of two hosts: the second one publishes, both read, and see both."""
+    mv.init()
+    publication = None
+    if mv.worker_id() == 1:
+        publication = mv.Publication(name, like={"weights": np.zeros(4)})
+        publication.publish({"weights": np.ones(4)}, step=5)
+    with mv.subscribe(name, job=os.environ["MULTIVERSO_NODE"], timeout_seconds=SECONDS) as subscription:
+        subscription.latest().release()
+        wanted = [("host-0", 1, 5), ("host-1", 1, 5)]
+        deadline = time.monotonic() + SECONDS
+        while sorted(map(shown, look_at(os.environ["MULTIVERSO_NODE"])["publications"])) != wanted:
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+        mv.barrier()
+    if publication is not None:
+        publication.close()
+    mv.shutdown()
+
+
+def shown(status: dict[str, Any]) -> tuple[Any, ...]:
+    return tuple(status[what] for what in ("host", "version", "step"))
+
+
+def test_publications_of_all_hosts_are_shown_on_each() -> None:
+    mv.run(publish_and_look, 2, (f"on-hosts-{secrets.token_hex(8)}",), hosts=2)

@@ -427,7 +427,7 @@ def test_a_jobs_publications_are_shown_where_the_job_is(name: str, monkeypatch: 
             subscription.latest().release()
             status = look_at(node.address)
             shown = {"name": name, "readers": 1, "version": 1, "step": 7, "left_out": 0}
-            assert [shown | {"memory_bytes": publication._slots.nbytes}] == status["publications"]
+            assert [shown | {"memory_bytes": publication._slots.nbytes, "host": None}] == status["publications"]
             assert re.search(rf"{name} +1 +7 +1 +0 ", unstyle(render([Job().see(status)])))
             assert f'multiverso_publication_readers{{publication="{name}"}} 1.0' in metrics_of(Observer().see(status))
         assert look_at(node.address)["publications"] == []
@@ -639,7 +639,7 @@ def test_another_users_process_gets_nothing(name: str) -> None:
             print("ready", flush=True)
             sys.stdin.read()
     """
-    from multiverso.publications import names
+    from multiverso.wire import publications as names
 
     with mv.Publication(name, like=WEIGHTS) as publication:
         with program(stranger, names.address(name, "")):

@@ -217,11 +217,13 @@ def _render_tables(job: Job) -> str:
 
 
 def _render_publications(now: Snapshot) -> str:
-    columns = ("publication", "version", "step", "readers", "left out", "memory")
+    columns = ("publication", *(["host"] if now.links else []), "version", "step", "readers", "left out", "memory")
     rows = []
     for one in now.publications:
         step = "" if one.step is None else str(one.step)
-        rows.append((one.name, str(one.version), step, str(one.readers), str(one.left_out), size(one.memory_bytes)))
+        where = [one.host or ""] if now.links else []
+        counts = (str(one.version), step, str(one.readers), str(one.left_out), size(one.memory_bytes))
+        rows.append((one.name, *where, *counts))
     return in_columns(columns, rows)
 
 
@@ -237,7 +239,9 @@ def _render_links(job: Job) -> str:
             *(size(job.per_second("links", link.host, count)) for count in ("bytes_sent", "bytes_received")),
             f"{job.per_second('links', link.host, 'busy_seconds'):.0%}" if job.history.before else "",
             "" if link.round_trip_seconds is None else f"{1e3 * link.round_trip_seconds:.2g} ms",
+            f"{1e3 * link.behind_seconds:.0f} ms",
             f"{max(0, link.connections - 1)} times",
         )
         rows.append(row)
-    return in_columns(("host", "link", "sent", "received", "sent/s", "received/s", "busy", "round trip", "cut"), rows)
+    columns = ("host", "link", "sent", "received", "sent/s", "received/s", "busy", "round trip", "reads behind", "cut")
+    return in_columns(columns, rows)

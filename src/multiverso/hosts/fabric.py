@@ -398,6 +398,12 @@ class Fabric:
                 }
         return found
 
+    def behind_seconds(self, peers: Iterable[int]) -> float:
+        """Returns how long ago copies here last had all that was at some hosts then, and these all that was here."""
+        now = time.monotonic()
+        with self._lock:
+            return max((self.links[peer].behind(now) for peer in peers if peer in self.links), default=0.0)
+
     def busy_seconds(self) -> float:
         """Returns for how long the busiest way to another host was busy."""
         return max((end.busy_seconds() for peer in range(self.hosts) for end in self.peers.to(peer)), default=0.0)

@@ -21,7 +21,7 @@ import msgspec
 from multiverso.page.address import address_of, check_installed, new_file, new_listener, new_token
 from multiverso.runtime.node.node import Node
 from multiverso.watching.history import History
-from multiverso.watching.jobs import publications_of
+from multiverso.watching.jobs import with_publications
 from multiverso.watching.snapshot import Observer, Snapshot
 
 _LOOK_SECONDS = 0.5
@@ -112,7 +112,7 @@ class Watch:
         if self._node is not None and self._node.had_workers:
             with contextlib.suppress(Exception):  # what is not seen must not end a job
                 status = self._node.status()
-                self._show(self._observer.see(status | {"publications": publications_of(status["address"])}))
+                self._show(self._observer.see(with_publications(status)))
 
     def _show(self, now: Snapshot) -> None:
         self.history.add(now)

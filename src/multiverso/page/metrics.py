@@ -36,8 +36,8 @@ _COPIES_COUNTERS = {
 }
 _PUBLICATION_GAUGES = {
     "version": "The newest version of a publication.",
-    "readers": "Processes on this host that read a publication.",
-    "memory_bytes": "Memory of a publication on this host.",
+    "readers": "Processes on a host that read a publication.",
+    "memory_bytes": "Memory of a publication on a host.",
 }
 _LINK_COUNTERS = {
     "bytes_sent": "Bytes of values, rows and messages sent to a host.",
@@ -84,7 +84,7 @@ def _families(now: Snapshot | None) -> Iterator[str]:
     yield _family("table_copies", "gauge", "Copies of rows that live on other hosts.", copies)
     for name, text in _COPIES_COUNTERS.items():
         yield _family(f"table_{name}_total", "counter", text, [(labels, getattr(one, name)) for labels, one in spread])
-    published = [({"publication": one.name}, one) for one in now.publications]
+    published = [({"publication": one.name, "host": one.host or ""}, one) for one in now.publications]
     for name, text in _PUBLICATION_GAUGES.items():
         yield _family(f"publication_{name}", "gauge", text, [(labels, getattr(one, name)) for labels, one in published])
     left_out: list[_Sample] = [(labels, one.left_out) for labels, one in published]
@@ -95,6 +95,8 @@ def _families(now: Snapshot | None) -> Iterator[str]:
     yield _family(
         "link_round_trip_seconds", "gauge", "How long a packet takes to a host and back, newest and smoothed.", trips
     )
+    behind: list[_Sample] = [(labels, one.behind_seconds) for labels, one in links]
+    yield _family("link_behind_seconds", "gauge", "How old a host's adds are before reads here see them.", behind)
     logged: list[_Sample] = [
         ({**labels, "name": name}, value) for labels, one in workers for name, value in one.values.items()
     ]

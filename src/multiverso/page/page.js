@@ -231,6 +231,7 @@
     const hosts = now.links.map(({ host }) => host), of = (point, host, what) => (point[2][host] || [])[what];
     if (hosts.length) {
       found.push(["links", "bytes a second to and from other hosts", bytes, (a, b, [host, way]) => a && rate(a, b, (point) => of(point, host, way)), hosts.flatMap((host) => [[host, 0], [host, 1]])]);
+      if (now.links.some((link) => link.behind_seconds > 0) || state.points.some((point) => hosts.some((host) => of(point, host, 3) > 0))) found.push(["behind", "staleness: how old other hosts' adds are before reads here see them, at most", milliseconds, (a, b, [host]) => of(b, host, 3) ?? null, hosts.map((host) => [host])]);
       found.push(["delays", "round trip to other hosts", milliseconds, (a, b, [host]) => of(b, host, 2) ?? null, hosts.map((host) => [host])]);
     }
     const keyed = now.tables.filter((table) => table.kind === "keyed"), counted = (point, name, what) => (point[3][name] || [])[what];
@@ -342,14 +343,14 @@
       number(grown(table, "adds") + grown(table, "exchanges")), number(grown(table, "gets") + grown(table, "exchanges")), bytes(grown(table, "bytes")), duration(table.wait_seconds), table.staleness ? table.staleness.toFixed(1) : "",
       grown(table, "copies_used") ? `${(100 * Math.max(0, 1 - grown(table, "copies_fetched") / grown(table, "copies_used"))).toFixed(1)}%` : ""]));
     $("publications").closest("section").hidden = !publications.length;
-    rows($("publications").tBodies[0], publications.map((one) => [one.name, one.version, one.step ?? "", one.readers, one.left_out, bytes(one.memory_bytes)]));
+    rows($("publications").tBodies[0], publications.map((one) => [one.name, one.host || "", one.version, one.step ?? "", one.readers, one.left_out, bytes(one.memory_bytes)]));
     $("links").closest("section").hidden = !links.length;
     const busy = (link) => {
       const from = (kept.links || []).find((one) => one.host === link.host);
       return from ? Math.min(1, Math.max(0, link.busy_seconds - from.busy_seconds, link.busy_back_seconds - from.busy_back_seconds) / seconds) : null;
     };
     rows($("links").tBodies[0], links.map((link) => [link.host, link.state,
-      ...[0, 1].map((way) => (past ? bytes(rate(past, last, (point) => (point[2][link.host] || [])[way])) : "")), percent(busy(link)), milliseconds(link.round_trip_seconds), link.connections > 1 ? `${link.connections - 1} times` : ""]));
+      ...[0, 1].map((way) => (past ? bytes(rate(past, last, (point) => (point[2][link.host] || [])[way])) : "")), percent(busy(link)), milliseconds(link.round_trip_seconds), milliseconds(link.behind_seconds), link.connections > 1 ? `${link.connections - 1} times` : ""]));
   }
   let shown = "";
   function drawVerdict() {

@@ -18,7 +18,6 @@ from multiverso.hosts.transport.channel import Channel
 from multiverso.hosts.transport.credentials import Credentials
 from multiverso.hosts.transport.handshake import HANDSHAKE_SECONDS, PUBLICATIONS, Hello, connect
 from multiverso.kernels import publications as kernels
-from multiverso.publications import names
 from multiverso.publications.differences import CHUNK_BYTES, apply
 from multiverso.publications.slots import Slots
 from multiverso.publications.tensors import Layout, check_layout
@@ -37,6 +36,7 @@ from multiverso.publications.traffic import (
 )
 from multiverso.runtime.session.node_link import NodeLink
 from multiverso.saying import Progress
+from multiverso.wire import publications as names
 from multiverso.wire.messages import node_addresses
 from multiverso.wire.requests import Find
 from multiverso.wire.trust import SECRET_VARIABLE

@@ -11,12 +11,12 @@ from multiverso.deadline import Deadline
 from multiverso.errors import ClosedError, StartupError
 from multiverso.in_process import InProcess
 from multiverso.layout import publications as at
-from multiverso.publications import names
 from multiverso.publications.copying import Copier
 from multiverso.publications.history import History
 from multiverso.publications.slots import Note, Slots
 from multiverso.publications.tensors import arranged, layout_of, leaves_of
 from multiverso.runtime.session import current
+from multiverso.wire import publications as names
 from multiverso.wire.requests import Publish
 
 if TYPE_CHECKING:

@@ -18,9 +18,9 @@ from multiverso.layout import publications as at
 from multiverso.memory.heap import Heap
 from multiverso.memory.segment import Segment
 from multiverso.memory.words import bump_and_wake, load64
-from multiverso.publications import names
 from multiverso.publications.lending import Lender, Loan
 from multiverso.publications.tensors import Layout
+from multiverso.wire import publications as names
 from multiverso.wire.messages import Message
 
 _LOOK_SECONDS = 0.0005

@@ -19,10 +19,10 @@ from multiverso.errors import ClosedError, MultiversoError, SnapshotError, Start
 from multiverso.in_process import InProcess
 from multiverso.layout import publications as at
 from multiverso.memory.words import load32, wait_for_change
-from multiverso.publications import names
 from multiverso.publications.attachment import Attachment
 from multiverso.publications.following import Follower, Source
 from multiverso.publications.snapshot import Snapshot
+from multiverso.wire import publications as names
 
 _ANSWER_SECONDS = 10.0  # within which a publisher has to answer
 _LOOK_SECONDS = 0.05  # between two looks for a publisher

@@ -8,7 +8,8 @@ from multiverso.layout.words import MAX_WORKERS
 from multiverso.lazy_names import lazy_names
 from multiverso.memory.shared import SharedMemory
 from multiverso.runtime.collective.job_lock import JobLock
-from multiverso.runtime.joining import join, observe
+from multiverso.runtime.joining import join
+from multiverso.runtime.session.observing import observe, publications_of
 from multiverso.runtime.session.session import Session
 
 if TYPE_CHECKING:
@@ -25,6 +26,7 @@ __all__ = [
     "all_reduce",
     "join",
     "observe",
+    "publications_of",
     "working_dtype",
 ]
 

@@ -254,26 +254,6 @@ def _seconds(argument: float | None, environ: Mapping[str, str]) -> float | None
         raise StartupError(f"{TIMEOUT_VARIABLE} is {text!r}; it must be a number of seconds above 0") from None
 
 
-def observe(address: str, timeout_seconds: float = 5.0) -> dict[str, Any]:
-    """Returns the status of a running job, asked of its node.
-
-    Raises:
-        StartupError: there is no node.
-        WaitTimeoutError, NodeLostError: the node did not answer.
-    """
-    from multiverso.runtime.session.node_link import NodeLink
-    from multiverso.wire.requests import Status
-
-    deadline = time.monotonic() + timeout_seconds
-    link = NodeLink.to(address, deadline)
-    try:
-        answer, _ = link.ask(Status(), deadline, "the node's status")
-    finally:
-        link.close()
-    status: dict[str, Any] = answer["status"]
-    return status
-
-
 def explain_on_sigusr1(session: Session) -> None:
     """Makes SIGUSR1 print who waits for whom in a session's job, unless the program uses the signal itself."""
     if threading.current_thread() is not threading.main_thread():

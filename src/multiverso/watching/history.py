@@ -42,13 +42,13 @@ class Point(Struct, frozen=True, array_like=True):
     """A moment of the past.
 
     Attributes:
-        links: of the way to each other host the bytes sent and received, and its delay.
+        links: of the way to each other host the bytes sent and received, its delay, and how old adds of there are here.
         keyed: of each keyed table its rows, how many of other hosts' were used, and how many of these came from there.
     """
 
     at: float
     workers: list[Pace]
-    links: dict[str, tuple[float, float, float | None]]
+    links: dict[str, tuple[float, float, float | None, float]]
     keyed: dict[str, tuple[int, int, int]]
 
 
@@ -126,7 +126,10 @@ def point_of(now: Snapshot) -> Point:
             )
             for one in now.workers
         ],
-        {link.host: (link.bytes_sent, link.bytes_received, link.round_trip_seconds) for link in now.links},
+        {
+            link.host: (link.bytes_sent, link.bytes_received, link.round_trip_seconds, round(link.behind_seconds, 4))
+            for link in now.links
+        },
         {one.name: (one.shape[0], one.copies_used, one.copies_fetched) for one in now.tables if one.kind == "keyed"},
     )
 

@@ -2,41 +2,35 @@
 
 from __future__ import annotations
 
-import contextlib
 from typing import Any
 
 from multiverso.errors import MultiversoError
-from multiverso.publications import names
-from multiverso.runtime import observe
+from multiverso.runtime import observe, publications_of
 from multiverso.wire.messages import node_addresses
 
 Status = dict[str, Any]
 ANSWER_SECONDS = 2.0
-_PUBLISHERS_SECONDS = 0.2  # of each: the next look finds one that was busy
 
 
 def look_at(address: str) -> Status:
-    """Returns a job's status, asked of its node on this host, with its ``publications`` here.
+    """Returns a job's status, asked of its node on this host, with all ``publications``.
 
     Raises:
         MultiversoError: the node did not answer.
     """
-    return observe(address, ANSWER_SECONDS) | {"publications": publications_of(address)}
+    return with_publications(observe(address, ANSWER_SECONDS))
 
 
-def publications_of(address: str) -> list[Status]:
-    """Asks the publishers of a job on this host; those that do not answer are left out."""
-    found = []
-    for place in names.of_job(address):
-        with contextlib.suppress(MultiversoError):
-            found.append(observe(place, _PUBLISHERS_SECONDS))
-    return sorted(found, key=lambda status: str(status["name"]))
+def with_publications(status: Status) -> Status:
+    """Returns a node's status, with the publications of its host before those of others."""
+    here = [one | {"host": status["host"]} for one in publications_of(status["address"])]
+    return status | {"publications": here + status.get("publications", [])}
 
 
 def find_jobs() -> list[Status]:
     """Asks every node of this user for its status; those that do not answer are left out.
 
-    Of a job on several hosts that all are this one (a rehearsal) the first host's is returned, with all publications.
+    Of a job on several hosts that all are this one (a rehearsal) the first host's is returned.
     """
     jobs: list[Status] = []
     for address in node_addresses():
@@ -45,14 +39,7 @@ def find_jobs() -> list[Status]:
         except MultiversoError:  # another user's, or just over
             continue
     led = {job["job"]: job for job in jobs if job.get("leads") and job["job"]}
-    shown = []
-    for job in jobs:
-        first = led.get(job.get("job"), job)
-        if first is job:
-            shown.append(job)
-        else:
-            first["publications"] = first["publications"] + job["publications"]
-    return shown
+    return [job for job in jobs if led.get(job.get("job"), job) is job]
 
 
 def chosen(jobs: list[Status], wish: str | None) -> list[Status]:

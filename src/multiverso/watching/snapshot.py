@@ -104,6 +104,7 @@ class Link(Struct, frozen=True):
     Attributes:
         busy_seconds: for how long in all something that was sent had not arrived.
         busy_back_seconds: the same of what that host has sent to the one to which it sent most.
+        behind_seconds: how old at most what reads on either see of the other one's adds is.
         round_trip_seconds: the newest, smoothed as the system does it.
     """
 
@@ -114,16 +115,18 @@ class Link(Struct, frozen=True):
     bytes_received: float
     busy_seconds: float = 0.0
     busy_back_seconds: float = 0.0
+    behind_seconds: float = 0.0
     round_trip_seconds: float | None = None
 
 
 class Published(Struct, frozen=True):
-    """A publication of a worker on the host whose node answers, or one that is followed there.
+    """A publication of a process on a host of the job, or one that is followed there.
 
     Attributes:
+        host: where, in a job on several.
         version: the newest; 0 before the first.
         step: of the training, if its publisher says one.
-        readers: processes on that host.
+        readers: processes there.
         left_out: versions that were not published, as readers kept every slot.
         memory_bytes: what its slots take there.
     """
@@ -134,6 +137,7 @@ class Published(Struct, frozen=True):
     readers: int
     left_out: int
     memory_bytes: int
+    host: str | None = None
 
 
 class Snapshot(Struct, frozen=True):

@@ -45,6 +45,31 @@ class WaitOf(Struct, array_like=True, forbid_unknown_fields=True):
     since_ns: int
 
 
+class Publication(Struct, forbid_unknown_fields=True):
+    """What a process on a host publishes, or follows for the readers there, as `watching.snapshot.Published` has it."""
+
+    name: str
+    version: int
+    step: int | None
+    readers: int
+    left_out: int
+    memory_bytes: int
+
+
+class HostFacts(Struct, forbid_unknown_fields=True):
+    """What the others are to know of a host.
+
+    Attributes:
+        busy_seconds: for how long its busiest way to another host was busy.
+        behind_seconds: how old its copies of values, and the others' of its own, are at most.
+        publications: those that its processes publish or follow.
+    """
+
+    busy_seconds: float = 0.0
+    behind_seconds: float = 0.0
+    publications: list[Publication] = []
+
+
 class Note(Struct, forbid_unknown_fields=True):
     """What a host knows of a worker's process, and what that has done with each table.
 
@@ -53,7 +78,7 @@ class Note(Struct, forbid_unknown_fields=True):
         tables: by number.
         keyed: of those whose rows live on one host each, by what the job calls them; of a host's first worker also how
             many ``rows`` live there.
-        busy_seconds: of a host's first worker: for how long its busiest way to another host was busy.
+        host: of a host's first worker: what there is to say of the host.
     """
 
     program: str
@@ -62,7 +87,7 @@ class Note(Struct, forbid_unknown_fields=True):
     logged: dict[str, Any] | None
     tables: dict[int, dict[str, int | float]]
     keyed: dict[str, dict[str, int | float]] = {}
-    busy_seconds: float = 0.0
+    host: HostFacts | None = None
 
 
 class Line(Struct, array_like=True, forbid_unknown_fields=True):

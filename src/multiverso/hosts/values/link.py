@@ -185,7 +185,15 @@ class Link(Receiving):
             for table in self._tables.values():
                 if self._connected and table.ready:
                     self._begin_what_is_due(table, now)
+                    if not table.differs:
+                        table.alike_at = now
             return self.wait(now)
+
+    def behind(self, now: float) -> float:
+        """Returns how long ago the copies here and at the peer last had what there was then, in seconds."""
+        with self._lock:
+            tables = [table for table in self._tables.values() if table.differs or not table.ready]
+            return max((now - table.alike_at for table in tables if table.alike_at is not None), default=0.0)
 
     @property
     def passing(self) -> bool:

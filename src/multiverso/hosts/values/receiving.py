@@ -116,6 +116,7 @@ class Receiving(Carried):
                 self._say_open(table)
             was_ready, table.theirs = table.ready, theirs
             if table.ready and not was_ready:
+                table.alike_at = now if table.alike_at is None else table.alike_at
                 self._queues.send_again(table)
 
     def _pushed(self, header: Header, body: memoryview) -> None:
@@ -177,6 +178,8 @@ class Receiving(Carried):
             if part.goal > part.done:
                 self._queues.ask(table, part)
         if self._queues.passed(table, part, again=some):
+            if table.whole:
+                table.alike_at = table.began
             table.held.changes.look()
             self._begin_what_is_due(table, now)  # the next pass does not wait for the next look
 
@@ -207,7 +210,7 @@ class Receiving(Carried):
         else:
             return
         table.again = set()
-        table.began = now
+        table.began, table.whole = now, whole
         self._queues.begin_pass(table, parts, rest=not whole)
 
 

@@ -106,6 +106,10 @@ class LinkTable:
     here: dict[int, Here] = field(default_factory=dict)
     passing: int = 0  # chunks of the pass under way that are not answered yet
     began: float = float("-inf")
+    whole: bool = False  # the pass under way is over all chunks
+    alike_at: float | None = (
+        None  # the last time that nothing differed, as is known now; the first is when both sides have it
+    )
     first: bool = False
     seen: int = 0
     news: bool = False
@@ -120,6 +124,13 @@ class LinkTable:
     def chunk_bytes(self) -> int:
         """The most that a frame of it carries."""
         return self.opened.chunk * self.held.copy.dtype.itemsize
+
+    @property
+    def differs(self) -> bool:
+        """Whether something is known that is not at the peer, or not here, yet."""
+        return bool(self.passing or self.again or self.news or self.seen != self.held.changes.version) and bool(
+            self.away
+        )
 
     @property
     def ready(self) -> bool:

@@ -32,11 +32,12 @@ class Hosts:
     is_entering = False
     times_replaced = 0
 
-    def meet(self, post: Callable[[Any], None]) -> None:
+    def meet(self, post: Callable[[Any], None], address: str) -> None:
         """Begins to talk with the other hosts.
 
         Args:
             post: hands an order (see `obey`), or something to call, to the node's thread; from any thread.
+            address: the node's, for processes of this host.
 
         Raises:
             StartupError: one cannot be reached.
@@ -130,6 +131,10 @@ class Hosts:
     def remote_notes(self) -> dict[int, dict[str, Any]]:
         """Returns what other hosts know of their workers' processes (`job.processes.note_of`), by their number."""
         return {}
+
+    def remote_publications(self) -> list[dict[str, Any]]:
+        """Returns what is published and followed on other hosts, with the name of each's ``host``."""
+        return []
 
     def links(self) -> list[dict[str, Any]]:
         """Returns what went to and came from each other host beside the coordinator's orders, for `multiverso top`."""

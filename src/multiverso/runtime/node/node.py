@@ -92,7 +92,7 @@ class Node(InProcess):
             self.address = self._entrance.address
             self._mailbox.open()
             self._deaths.open()
-            self.hosts.meet(self._mailbox.post_order)
+            self.hosts.meet(self._mailbox.post_order, self.address)
             self._membership = Membership(workers, on_lost, self._deaths, self.hosts, replaces)
             self._served = Requests(self._entrance, self._membership, time.monotonic(), self.hosts)
             self._thread.start()

@@ -77,4 +77,5 @@ def status_of(address: str, began: float, members: Membership, hosts: Hosts) -> 
         "workers": workers,
         "tables": tables,
         "links": hosts.links(),
+        "publications": hosts.remote_publications(),
     }

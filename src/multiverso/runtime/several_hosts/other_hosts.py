@@ -7,6 +7,7 @@ reaches the node's thread as orders.
 
 from __future__ import annotations
 
+import math
 import socket
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -30,6 +31,7 @@ from multiverso.hosts.control.messages import (
     Gather,
     Gathered,
     Hello,
+    HostFacts,
     Joined,
     Lost,
     Make,
@@ -67,6 +69,7 @@ from multiverso.runtime.several_hosts.creation import HostCreations
 from multiverso.runtime.several_hosts.exchanged_tables import ExchangedTables
 from multiverso.runtime.several_hosts.mirror import write_line
 from multiverso.runtime.several_hosts.moving import Mover
+from multiverso.runtime.several_hosts.publishers import Publishers
 from multiverso.runtime.several_hosts.questions import Questions
 from multiverso.runtime.several_hosts.reductions import Reductions
 from multiverso.runtime.several_hosts.reporting import Reporter
@@ -113,9 +116,10 @@ class OtherHosts(Hosts):
         self._questions = Questions(self.report)
         self._centre: Centre | Outpost | None = None
 
-    def meet(self, post: Callable[[Order | Alone | Callable[[], None]], None]) -> None:
+    def meet(self, post: Callable[[Order | Alone | Callable[[], None]], None], address: str) -> None:
         """See `Hosts.meet`."""
         self._post = post
+        self._publishers = Publishers(address, self._closing)
         self._messages = Messages(self.fabric.peers, self._deliver)
         self.rows = SpreadTables(self.roster, self.fabric.peers)
         self._centre = self._meet(self._listener)
@@ -153,7 +157,7 @@ class OtherHosts(Hosts):
         self.control = control
         self._shards: Callable[[], Mapping[int, Shard]] = lambda: catalogue.shards
         self._mover = mover = Mover(self._post, self._closing)
-        self.reporter = Reporter(roster, control, catalogue, tell, mover, self._closing, fabric.busy_seconds)
+        self.reporter = Reporter(roster, control, catalogue, tell, mover, self._closing, self._facts)
         self.rows.begin(control, catalogue, mover)
         self.tables = ExchangedTables(roster, fabric, self.rows, mover, control, self._shards, self.report, tell)
         self.barriers = HostBarriers(roster, control, self.tables, comes_again)
@@ -187,6 +191,7 @@ class OtherHosts(Hosts):
             self._mover.join()
             self.tables.join()
             self.reporter.join()
+            self._publishers.join()
 
     def report(self, message: Report) -> None:
         """Tells the coordinator something, after what this host's workers have done so far."""
@@ -238,6 +243,7 @@ class OtherHosts(Hosts):
                 connection.reply(request.id, {})
             case asked.Publish():
                 assert self._address is not None
+                self._publishers.watch()
                 if request.port:
                     self.report(Published(request.name, (self._address[0], request.port)))
                 connection.reply(request.id, {"bind": self.roster.bind, **self._how_to_follow})
@@ -248,6 +254,8 @@ class OtherHosts(Hosts):
 
     def find(self, publication: str) -> Message:
         """See `Hosts.find`."""
+        if publication in self._published:
+            self._publishers.watch()
         return {"address": self._published.get(publication), **self._how_to_follow}
 
     def replaced(self, worker_id: int) -> None:
@@ -375,14 +383,20 @@ class OtherHosts(Hosts):
     def remote_notes(self) -> dict[int, dict[str, Any]]:
         """See `Hosts.remote_notes`."""
         notes = {worker_id: msgspec.to_builtins(note) for worker_id, note in list(self._notes.items())}
-        tables = ("tables", "keyed", "busy_seconds")
-        return {
-            worker_id: {what: note[what] for what in note if what not in tables} for worker_id, note in notes.items()
-        }
+        more = ("tables", "keyed", "host")
+        return {worker_id: {what: note[what] for what in note if what not in more} for worker_id, note in notes.items()}
+
+    def remote_publications(self) -> list[dict[str, Any]]:
+        """See `Hosts.remote_publications`."""
+        return [
+            {"host": self.roster.names[peer], **msgspec.to_builtins(publication)}
+            for peer in range(self.roster.hosts)
+            for publication in self._facts_of(peer).publications
+        ]
 
     def links(self) -> list[dict[str, Any]]:
         """Returns what went to and came from each other host beside the coordinator's orders, for `multiverso top`."""
-        links = []
+        links, here = [], self._facts()
         for peer, link in self.fabric.statistics().items():
             is_connected = link.pop("connected")
             seconds = link.pop("round_trip_seconds")
@@ -390,12 +404,26 @@ class OtherHosts(Hosts):
             state = "lost" if peer in self._lost else "connected" if is_connected else "cut"
             if state == "connected" and not link["connections"]:
                 state = "not yet connected"
-            if state == "cut" and all(self.control.worker(w).has_left for w in self.roster.workers_of(peer)):
+            if state == "cut" and self._has_ended(peer):
                 state = "ended"
-            note = self._notes.get(self.roster.workers_of(peer)[0])
-            back = 0.0 if note is None else note.busy_seconds
-            links.append({"host": self.roster.names[peer], "state": state, **link, "busy_back_seconds": back})
+            there = self._facts_of(peer)
+            # from there to a home and from that to here: of two hosts one is the home
+            behind = (max if self.roster.hosts == 2 else math.fsum)((here.behind_seconds, there.behind_seconds))
+            link |= {"busy_back_seconds": there.busy_seconds, "behind_seconds": behind}
+            links.append({"host": self.roster.names[peer], "state": state, **link})
         return links
+
+    def _has_ended(self, peer: int) -> bool:
+        return all(self.control.worker(worker).has_left for worker in self.roster.workers_of(peer))
+
+    def _facts(self) -> HostFacts:
+        others = set(range(self.roster.hosts)) - {self.roster.host} - self._lost
+        behind = self.fabric.behind_seconds([peer for peer in others if not self._has_ended(peer)])
+        return HostFacts(self.fabric.busy_seconds(), behind, self._publishers.seen)
+
+    def _facts_of(self, peer: int) -> HostFacts:
+        note = self._notes.get(self.roster.workers_of(peer)[0])
+        return HostFacts() if note is None or note.host is None or peer in self._lost else note.host
 
 
 def other_hosts_of(roster: Roster, descriptor: int | None) -> OtherHosts:

@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 from msgspec.structs import replace
 
-from multiverso.hosts.control.messages import Line, Note, Report, Workers
+from multiverso.hosts.control.messages import HostFacts, Line, Note, Report, Workers
 from multiverso.hosts.roster import Roster
 from multiverso.runtime.job.control import Control
 from multiverso.runtime.job.logged import MEMORY
@@ -33,7 +33,7 @@ class Reporter:
         report: brings a report to the coordinator.
         mover: whose node ends if this thread does.
         closing: set once everything ends.
-        busy_seconds: says for how long this host's busiest way to another one was busy.
+        facts: returns what the others are to know of this host.
     """
 
     def __init__(
@@ -44,9 +44,9 @@ class Reporter:
         report: Callable[[Report], None],
         mover: Mover,
         closing: threading.Event,
-        busy_seconds: Callable[[], float],
+        facts: Callable[[], HostFacts],
     ) -> None:
-        self._busy_seconds = busy_seconds
+        self._facts = facts
         self._roster = roster
         self._control = control
         self._catalogue = catalogue
@@ -95,12 +95,11 @@ class Reporter:
             worker = line.worker_id
             tables = {number: shard.statistics(worker) for number, shard in shards.items()}
             by_key = {called: table["workers"][worker] for called, table in keyed.items()}
-            busy = 0.0
-            if worker == self._roster.local[0]:
-                busy = self._busy_seconds()
+            is_first = worker == self._roster.local[0]
+            if is_first:
                 by_key = {called: counts | {"rows": keyed[called]["shape"][0]} for called, counts in by_key.items()}
             known = note_of(self._control.worker(worker), self._catalogue.memory(MEMORY))
-            note = Note(**known, tables=tables, keyed=by_key, busy_seconds=busy)
+            note = Note(**known, tables=tables, keyed=by_key, host=self._facts() if is_first else None)
             if note != self._last_notes.get(worker):
                 self._last_notes[worker] = note
                 changed[worker] = replace(line, note=note)
