@@ -423,7 +423,8 @@ class OtherHosts(Hosts):
 
     def _facts_of(self, peer: int) -> HostFacts:
         note = self._notes.get(self.roster.workers_of(peer)[0])
-        return HostFacts() if note is None or note.host is None or peer in self._lost else note.host
+        is_there = peer not in self._lost and not self._has_ended(peer)
+        return note.host if is_there and note is not None and note.host is not None else HostFacts()
 
 
 def other_hosts_of(roster: Roster, descriptor: int | None) -> OtherHosts:
