@@ -15,7 +15,9 @@ from contextlib import contextmanager
 
 import click
 
-# A screen of its own, without a cursor, where lines that are too long are cut off; and back.
+from multiverso.columns import cut
+
+# A screen of its own, without a cursor, where nothing goes on in the next line; and back.
 _ENTER, _LEAVE = "\x1b[?1049h\x1b[?25l\x1b[?7l", "\x1b[?7h\x1b[?25h\x1b[?1049l"
 _FIRST_LINE, _CLEAR_LINE, _CLEAR_BELOW = "\x1b[H", "\x1b[K", "\x1b[J"
 _NAMED = {
@@ -31,9 +33,13 @@ def rows() -> int:
 
 
 def draw(lines: Sequence[str], last: str) -> None:
-    """Shows lines from the top on, and one at the bottom."""
-    shown = [*lines[: rows()], *[""] * (rows() - len(lines))]
-    click.echo(_FIRST_LINE + "".join(f"{line}{_CLEAR_LINE}\n" for line in shown) + last + _CLEAR_BELOW, nl=False)
+    """Shows lines from the top on, and one at the bottom, as far as they fit into its width."""
+    shown = [*lines[: rows()], *[""] * (rows() - len(lines)), last]
+    columns = shutil.get_terminal_size().columns
+    # cleared before it is written: behind a full line the cursor stands on its last column
+    *upper, lowest = (cut(line, columns) for line in shown)
+    text = "".join(f"{_CLEAR_LINE}{line}\n" for line in upper)
+    click.echo(_FIRST_LINE + text + _CLEAR_BELOW + lowest, nl=False)
 
 
 @contextmanager
@@ -43,9 +49,10 @@ def screen() -> Iterator[Callable[[float], str]]:
     Yields:
         What waits so many seconds for a key: returns its letter or its name; nothing, when none was pressed.
     """
-    keyboard = sys.stdin.fileno() if sys.stdin.isatty() else None
+    keyboard = sys.stdin.fileno() if sys.stdin.isatty() and _may_set(sys.stdin.fileno()) else None
     pressed: deque[str] = deque()
     before = termios.tcgetattr(keyboard) if keyboard is not None else None
+    ending = False
 
     def key(seconds: float) -> str:
         if keyboard is None:
@@ -58,17 +65,29 @@ def screen() -> Iterator[Callable[[float], str]]:
         return _NAMED.get(one[2:] or one, one)
 
     def end(number: int, _: object) -> None:
-        raise SystemExit(128 + number)
+        nonlocal ending
+        if not ending:  # a second signal must not interrupt what gives the terminal back
+            ending = True
+            raise KeyboardInterrupt if number == signal.SIGINT else SystemExit(128 + number)
 
-    handlers = {number: signal.signal(number, end) for number in (signal.SIGTERM, signal.SIGHUP)}
+    handlers = {number: signal.signal(number, end) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
     click.echo(_ENTER, nl=False)
     try:
         if keyboard is not None:
             tty.setcbreak(keyboard)
         yield key
     finally:
-        if keyboard is not None and before is not None:
-            termios.tcsetattr(keyboard, termios.TCSADRAIN, before)
+        ending = True
+        if keyboard is not None and before is not None and _may_set(keyboard):
+            termios.tcsetattr(keyboard, termios.TCSANOW, before)
         click.echo(_LEAVE, nl=False)
         for number, handler in handlers.items():
             signal.signal(number, handler)
+
+
+def _may_set(terminal: int) -> bool:
+    """Returns whether this process is in front: in the background, as below `timeout`, it would be stopped."""
+    try:
+        return os.tcgetpgrp(terminal) == os.getpgrp()
+    except OSError:  # it is not the terminal that controls us
+        return True
