@@ -135,6 +135,21 @@ def test_keyed_tables_show_the_keys_that_have_a_row() -> None:
     assert [worker.adds for worker in seen.workers] == [1, 1]
 
 
+def test_the_memory_of_tables_is_also_that_of_rows_by_key() -> None:
+    with Node(1) as node:
+
+        def work(session: Session) -> None:
+            table, sizes = KeyedTable(1000, session=session), [Observer().see(node.status()).memory_bytes]
+            table.add(np.ones((1000, 1000)), np.arange(1000))
+            sizes.append(Observer().see(node.status()).memory_bytes)
+            assert sizes[1] - sizes[0] >= 4_000_000
+            assert sizes[1] >= table.stats()["bytes"]
+            table.close()
+            wait_for(lambda: Observer().see(node.status()).memory_bytes < sizes[0])
+
+        together(work, 1, node=node)
+
+
 def test_a_wait_is_called_the_same_whatever_its_numbers() -> None:
     assert kind_of("round 17 of weights") == "round of weights"
     assert kind_of("barrier 3") == "barrier"

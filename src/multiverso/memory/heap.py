@@ -20,6 +20,7 @@ from multiverso.memory.huge_pages import LARGE, Collapser, wanted
 from multiverso.memory.system import libc
 
 _F_ADD_SEALS, _SEAL_SHRINK = 1033, 2
+_BLOCK = 512  # what st_blocks counts, whatever the file system's blocks are
 _UNASKED = 32 * 1024 * 1024
 _SPARE = 256 * 1024 * 1024  # left for everything else
 _ADVICE = "use a smaller table or fewer synchronous workers (each has a slot of the table's size)"
@@ -46,7 +47,6 @@ class Heap:
         fcntl.fcntl(self.descriptor, _F_ADD_SEALS, _SEAL_SHRINK)
         self._end = 0
         self._free_memory = 0
-        self._sparse = 0
         self._unasked = 0  # bytes that are given out before the system is asked again what is free
         self._free: list[tuple[int, int]] = []  # (offset, size), by offset, never adjacent
         self._collapser: Collapser | None = None  # once there is something large
@@ -58,8 +58,8 @@ class Heap:
 
     @property
     def used(self) -> int:
-        """Bytes that are given out and set aside; not those of sparse parts, which are there once they are used."""
-        return self._end - self._sparse - sum(size for _, size in self._free)
+        """Bytes of memory that it takes, of sparse parts what is used of them; 0 once it is closed."""
+        return 0 if self._file.closed else os.fstat(self.descriptor).st_blocks * _BLOCK
 
     def reserve(self, nbytes: int, what: str = "a table", advice: str = _ADVICE) -> int:
         """Returns the offset of zeroed memory that is really there, on a page's boundary.
@@ -103,7 +103,6 @@ class Heap:
             inside = -offset % HUGE_PAGE
             if room >= inside + size:
                 self._take_out(offset, room, offset + inside, size)
-                self._sparse += size
                 return offset + inside
         try:
             os.ftruncate(self.descriptor, self._end + gap + size)
@@ -112,7 +111,6 @@ class Heap:
         if gap:
             self._give_out(self._end, gap)
         self._end += gap + size
-        self._sparse += size
         return self._end - size
 
     def _take_out(self, offset: int, room: int, start: int, size: int) -> None:
@@ -129,12 +127,11 @@ class Heap:
             self._collapser = Collapser(self.descriptor)
         (self._collapser.add_sparse if sparse else self._collapser.add)(offset, round_up(nbytes, PAGE))
 
-    def release(self, offset: int, nbytes: int, sparse: bool = False) -> None:
+    def release(self, offset: int, nbytes: int) -> None:
         """Takes memory back: its pages go to the system, and the place to the next that fits."""
         size = round_up(nbytes, PAGE)
         if self._collapser is not None:
             self._collapser.discard(offset, size)
-        self._sparse -= size if sparse else 0
         if libc.fallocate(self.descriptor, system.KEEP_SIZE | system.PUNCH_HOLE, offset, size) != 0:
             zeros = bytes(1 << 20)  # no holes here: then it stays, and must be zero for the next
             for start in range(0, size, len(zeros)):

@@ -222,7 +222,7 @@ class Catalogue:
     def release(self, piece: Piece) -> None:
         """Frees the memory of a piece that is forgotten."""
         self.end_reading(piece.number)
-        self._heap.release(piece.offset, piece.size, isinstance(piece.spec, MemorySpec) and piece.spec.sparse)
+        self._heap.release(piece.offset, piece.size)
 
     def hold(self, piece: Piece, worker_id: int) -> bool:
         """Notes that a worker has a piece; returns whether it has to be made to take part in its rounds and clocks."""
