@@ -94,6 +94,7 @@ def test_hosts_that_are_lost_one_after_another_come_again(mode: str) -> None:
         sessions = dict(enumerate(in_threads([lambda i=i: job.session(i, **JOB[mode]) for i in range(3)])))
         tables: dict[int, Any] = {}
         expected = 5.0
+        counted = ("connections", "bytes_sent", "bytes_received")
 
         def open_table(session: Session) -> None:
             value = np.full(SIZE, 99.0 if session.incarnation else 5.0)
@@ -110,6 +111,7 @@ def test_hosts_that_are_lost_one_after_another_come_again(mode: str) -> None:
         expected += 3
         with ExitStack() as stack:
             for host in (1, 2):
+                before = job.nodes[0].status()["links"][host - 1]
                 lose(job, host, sessions)
                 all_do(sessions, train)
                 expected += 2
@@ -129,6 +131,9 @@ def test_hosts_that_are_lost_one_after_another_come_again(mode: str) -> None:
                 all_do(sessions, train)
                 expected += 3
                 assert [np.unique(t.get()).tolist() for t in tables.values()] == [[expected]] * 3
+                link = job.nodes[0].status()["links"][host - 1]
+                assert link["state"] == "connected"
+                assert all(link[what] > before[what] for what in counted), "what there was before stays counted"
             late = all_do(sessions, lambda session: mv.ArrayTableHandler(3, session=session))
             in_threads([lambda t=t: t.add(np.ones(3)) for t in late])
             all_do(sessions, lambda session: session.barrier())
@@ -447,7 +452,7 @@ def test_a_host_that_died_before_it_was_connected_to_is_dialled_where_it_came_ag
         fabrics[1].connect(0, address)
         for fabric in fabrics:
             fabric.peers.open(VALUES)
-        wait_for(lambda: fabrics[1].statistics()[0]["connected"])
+        wait_for(lambda: fabrics[1].statistics()[0]["state"] == "connected")
 
 
 ROSTER = Roster(0, ("a", "b", "c"), (1, 1, 1), ("127.0.0.1", 1))

@@ -383,14 +383,16 @@ class Fabric:
     # -- the rest ------------------------------------------------------------------------------------------------
 
     def statistics(self) -> dict[int, dict[str, Any]]:
-        """Returns what ``multiverso top`` shows of each other host: bytes, connections, and whether none is cut now."""
+        """Returns what ``multiverso top`` shows of each other host: bytes, connections, and whether one is cut now."""
         found = {}
         for peer in range(self.hosts):
             if peer != self.host:
                 ends = self.peers.to(peer)
+                begun = [end for end in ends if end.connections]
+                state = "connected" if all(end.connected for end in begun) else "cut"
                 found[peer] = {
-                    "connected": all(end.connected for end in ends if end.connections),
-                    "connections": max((end.connections for end in ends), default=0),
+                    "state": state if begun else "not yet connected",
+                    "connections": max((end.connections_before + end.connections for end in ends), default=0),
                     "bytes_sent": sum(end.bytes_sent for end in ends),
                     "bytes_received": sum(end.bytes_received for end in ends),
                     "busy_seconds": max((end.busy_seconds() for end in ends), default=0.0),

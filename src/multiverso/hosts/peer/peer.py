@@ -39,7 +39,9 @@ class Peer:
 
     Attributes:
         failed: why it will never be connected, if that is so.
-        connections, bytes_sent, bytes_received: so far, of all connections together.
+        connections: so far.
+        connections_before: those to the node whose place this one has taken.
+        bytes_sent, bytes_received: of all of them together.
     """
 
     def __init__(
@@ -53,7 +55,7 @@ class Peer:
     ) -> None:
         self.number = number
         self.failed: str | None = None
-        self.connections = self.bytes_sent = self.bytes_received = 0
+        self.connections = self.connections_before = self.bytes_sent = self.bytes_received = 0
         self._carried, self._name = carried, name
         self._pace, self._dial, self._latest = pace, dial, latest_seconds
         self._wake = threading.Condition()
@@ -180,6 +182,12 @@ class Peer:
         """Returns for how long something was on its way there, over all connections."""
         with self._wake:
             return self._busy_before + (self._channel.busy_seconds() if self._channel is not None else 0.0)
+
+    def count_on(self, lost: Peer) -> None:
+        """Before `start`: counts on from what went to and from the node whose place this one has taken."""
+        self.connections_before = lost.connections_before + lost.connections
+        self.bytes_sent, self.bytes_received = lost.bytes_sent, lost.bytes_received
+        self._busy_before = lost.busy_seconds()
 
     def interrupt(self) -> None:
         """Ends the connection, as a fault of the network would; the next one begins at once."""

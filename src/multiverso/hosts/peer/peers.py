@@ -104,8 +104,10 @@ class Peers:
     def renew(self, role: int, number: int) -> None:
         """After `end`: another node may take the lost host's place, of which nothing is known."""
         with self._lock:
-            if number in self._peers[role] and not self._closed:
+            lost = self._peers[role].get(number)
+            if lost is not None and not self._closed:
                 peer = self._peers[role][number] = self._new_peer(role, number)
+                peer.count_on(lost)
                 self._start(peer)
 
     def end(self, role: int, number: int) -> None:

@@ -398,19 +398,17 @@ class OtherHosts(Hosts):
         """Returns what went to and came from each other host beside the coordinator's orders, for `multiverso top`."""
         links, here = [], self._facts()
         for peer, link in self.fabric.statistics().items():
-            is_connected = link.pop("connected")
             seconds = link.pop("round_trip_seconds")
             link["round_trip_seconds"] = None if seconds == FAR else seconds
-            state = "lost" if peer in self._lost else "connected" if is_connected else "cut"
-            if state == "connected" and not link["connections"]:
-                state = "not yet connected"
-            if state == "cut" and self._has_ended(peer):
-                state = "ended"
+            if peer in self._lost:
+                link["state"] = "lost"
+            elif link["state"] == "cut" and self._has_ended(peer):
+                link["state"] = "ended"
             there = self._facts_of(peer)
             # from there to a home and from that to here: of two hosts one is the home
             behind = (max if self.roster.hosts == 2 else math.fsum)((here.behind_seconds, there.behind_seconds))
             link |= {"busy_back_seconds": there.busy_seconds, "behind_seconds": behind}
-            links.append({"host": self.roster.names[peer], "state": state, **link})
+            links.append({"host": self.roster.names[peer], **link})
         return links
 
     def _has_ended(self, peer: int) -> bool:
