@@ -338,11 +338,11 @@ def stats() -> dict[str, Any]:
     """Returns what this worker has done so far.
 
     Returns:
-        ``worker_id``, ``workers_num``, ``waited_seconds`` and, in ``tables``, for each table by its name (a text)
-        or its number (an int): ``adds``, ``gets``, ``exchanges``, ``bytes``, ``wait_seconds``, ``locks_recovered``
-        (taken over from a dead worker), ``rows_put_back`` (half-written rows of a dead worker, restored by this one),
-        ``clock``, and the staleness of reads (``staleness_last``, ``_max``,
-        ``_mean``): how many pushes of other workers came since this worker's read before.
+        ``worker_id``, ``workers_num``, ``waited_seconds`` and, in ``tables``, for each array and matrix by its name
+        (a text) or its number (an int): ``adds``, ``gets``, ``exchanges``, ``bytes``, ``wait_seconds``,
+        ``locks_recovered`` (taken over from a dead worker), ``rows_put_back`` (half-written rows of a dead worker,
+        restored by this one), ``clock``, and the staleness of reads (``staleness_last``, ``_max``, ``_mean``): how
+        many pushes of other workers came since this worker's read before. Keyed tables have `KeyedTable.stats`.
     """
     return current().statistics()
 

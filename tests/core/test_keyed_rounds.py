@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from core_support import Worker, bits, in_threads, outcome, together
+from core_support import Worker, bits, in_threads, outcome, together, wait_for
 from keyed_support import Bench
 
 import multiverso as mv
@@ -133,6 +133,38 @@ def test_many_keys_in_a_round_and_few_in_the_next() -> None:
         return sums, len(table), table.check()["miscounted"]
 
     assert together(work, 3, sync=True) == [([90_000, 90_015], 50_000, 0)] * 3
+
+
+def test_only_the_table_that_its_user_has_made_is_shown() -> None:
+    """The small one beside it, whose rounds it goes through, counted every read a second time."""
+    with Node(2) as node:
+
+        def work(session: Session) -> Any:
+            tables = [mv.KeyedTable(2, session=session, name=name) for name in ("words", None)]
+            array = mv.ArrayTableHandler(3, session=session, name="array")
+            if session.worker_id == 1:
+                wait_for(lambda: node.status()["workers"][0]["waiting_for"] == "round 1 of keyed table words")
+            for _ in range(3):
+                for table in tables:
+                    table.add([[1.0, 1.0]], [7])
+                    table.get([7])
+                array.get()
+            session.barrier()
+            seen = node.status()["tables"], list(session.statistics()["tables"])
+            session.barrier()
+            return seen
+
+        (shown, known), _ = together(work, 2, sync=True, node=node)
+    assert known == ["array"]
+    assert [(table["name"], table["kind"]) for table in shown] == [
+        ("array", "array"),
+        ("words", "keyed"),
+        (None, "keyed"),
+    ]
+    for table in shown:
+        assert table["rounds"] == 3
+        assert [line["gets"] for line in table["workers"].values()] == [3, 3]
+    assert shown[1]["workers"][0]["wait_seconds"] > 0
 
 
 # -- who comes and goes ------------------------------------------------------------------------------------------

@@ -18,6 +18,7 @@ _Spec = TypeVar("_Spec", "TableSpec", "MemorySpec")
 DTYPES = ("float32", "float64", "int32", "int64")
 Initial = Literal["master", "mean", "sum"]
 INITIAL: tuple[Initial, ...] = get_args(Initial)
+ROUNDS_OF = "rounds of the keyed table "  # before what the job calls that: what a table holds that is a part of it
 _LONGEST_TEXT = 2000
 _MOST_ELEMENTS = 2**48
 _MOST_ARRAYS = 64
@@ -116,6 +117,11 @@ class TableSpec(Struct, frozen=True, forbid_unknown_fields=True):
     def shape(self) -> tuple[int, ...]:
         """What ``get()`` returns: (elements,) or (rows, columns)."""
         return (self.rows, self.columns) if self.is_matrix else (self.columns,)
+
+    @property
+    def part_of(self) -> str | None:
+        """What the job calls the keyed table whose rounds it is for; None: it is a table that somebody has made."""
+        return self.holds.removeprefix(ROUNDS_OF) if self.holds.startswith(ROUNDS_OF) else None
 
     @property
     def is_matrix(self) -> bool:

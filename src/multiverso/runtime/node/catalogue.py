@@ -112,12 +112,16 @@ class Catalogue:
         return None if piece is None else piece.head.array(0, piece.head.size, np.uint8)
 
     def keyed_tables(self, worker_ids: Collection[int]) -> dict[str, dict[str, Any]]:
-        """Returns what the heads of keyed tables say (`keyed_status`), by what the job calls each."""
+        """Returns what the heads of keyed tables say (`keyed_status`), by what the job calls each.
+
+        In a synchronous job with the rounds of the table beside it, and the waits in them.
+        """
         heads: dict[str, Piece] = {}
         for piece in list(self._pieces.values()):
             called = str(piece.key[1])
             if called.startswith(KEYED_MEMORY) and piece.head.size >= HEAD_BYTES:
                 heads[called.removeprefix(KEYED_MEMORY)] = piece
+        rounds = {shard.spec.part_of: shard for shard in self.shards.values()}
         found = {}
         for called, piece in heads.items():
             if called.startswith(COPIES):
@@ -127,6 +131,11 @@ class Catalogue:
             status = keyed_status(piece.head.address, worker_ids, None if copies is None else copies.head.address)
             if status is not None:
                 facts = {"id": piece.number, "name": name if by == "name" else None, "updater": "", "rounds": 0}
+                if (beside := rounds.get(called)) is not None:
+                    facts["rounds"] = beside.committed
+                    for worker_id, line in status["workers"].items():
+                        if worker_id < beside.workers:
+                            line["wait_seconds"] += beside.statistics(worker_id)["wait_seconds"]
                 found[called] = facts | status
         return found
 

@@ -60,6 +60,7 @@ def status_of(address: str, began: float, members: Membership, hosts: Hosts) -> 
             | dict(remote.get(table_id, {})),
         }
         for table_id, shard in catalogue.shards.items()
+        if shard.spec.part_of is None
     ]
     for called, table in catalogue.keyed_tables(sorted(graph.workers)).items():
         there = {worker: dict(counts) for worker, counts in remote.get(called, {}).items()}

@@ -525,13 +525,15 @@ class Session(InProcess):
         return f"<Session of worker {self.worker_id} of {self.workers_num}{', closed' if self.closed else ''}>"
 
     def statistics(self) -> dict[str, Any]:
-        """Returns what this worker has done: per table operations, bytes, seconds waited, staleness."""
+        """Returns what this worker has done: per array and matrix operations, bytes, seconds waited, staleness."""
         self.check()
         return {
             "worker_id": self.worker_id,
             "workers_num": self.workers_num,
             "waited_seconds": self.control.waited_seconds(self.worker_id),
             "tables": {
-                shard.spec.name or number: shard.statistics(self.worker_id) for number, shard in self.tables().items()
+                shard.spec.name or number: shard.statistics(self.worker_id)
+                for number, shard in self.tables().items()
+                if shard.spec.part_of is None
             },
         }

@@ -18,7 +18,7 @@ from multiverso.memory.shared import SharedMemory
 from multiverso.memory.words import store64
 from multiverso.runtime.session.session import Session
 from multiverso.shards.shard import Shard
-from multiverso.spec.table import TableSpec
+from multiverso.spec.table import ROUNDS_OF, TableSpec
 from multiverso.tables.held import access_to
 from multiverso.tables.keyed.calls import KeyedCalls
 from multiverso.tables.keyed.memory import KeyedMemory, memory_name, physical_memory
@@ -82,6 +82,7 @@ class KeyedRounds(Synchronous):
             name=spec.name and f"keyed table {spec.name}",
             mean=updater.mean,
             rule=f"the rounds of a {replace(spec, name=None)}",
+            holds=ROUNDS_OF + called,
         )
         number, shard = session.open_table(small, _leave_zeros, keep=False)
         memory = KeyedMemory.of(session, called, spec)
