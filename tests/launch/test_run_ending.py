@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 from launch_support import SECONDS, WAIT, OnTerminal, Running, command, multiverso, script, wait_until_gone
 
-from multiverso.launch.processes import Guard
+from multiverso.launch.job import Job
+from multiverso.launch.processes import Guard, WorkerCommand
 
 
 def test_stop_ends_workers_that_ignore_sigterm_and_what_they_started(tmp_path: Path) -> None:
@@ -188,3 +189,24 @@ def test_a_launchers_forked_child_is_not_taken_for_it() -> None:
     finally:
         os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)
+
+
+def test_of_several_that_were_killed_it_says_which_was_first(tmp_path: Path) -> None:
+    """All but the one whose end was seen first were said to have been ended by the launcher."""
+    pids: dict[int, int] = {}
+    command = ("sleep", "1000"), {**os.environ, "OF_THIS_TEST": str(tmp_path)}
+    job = Job(
+        [WorkerCommand(*command, files=(tmp_path / "out", tmp_path / "err"))] * 4,
+        marker=f"OF_THIS_TEST={tmp_path}",
+        on_start=pids.__setitem__,
+        lost_workers=lambda: [2, 0],
+    )
+    with job:
+        for worker in (2, 0):
+            os.kill(pids[worker], signal.SIGKILL)
+        assert wait_until_gone([pids[2], pids[0]]) == []
+        job.finish()
+    result = job.result()
+    first, then = (f"worker {worker} (pid {pids[worker]}) was killed by SIGKILL" for worker in (2, 0))
+    assert f"{result}" == f"{first} first, then {then}"
+    assert [(end.worker_id, end.signal) for end in result.exits if end.ended_by_us] == [(1, "SIGTERM"), (3, "SIGTERM")]

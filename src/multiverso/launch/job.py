@@ -106,7 +106,7 @@ class Job:
         self._signal = 0
         self._deadline = math.inf
         self._ending_since = 0.0
-        self._given_up = False
+        self._killing = self._given_up = False
         self._cut_short = False
         self._escalation: deque[tuple[float, int]] = deque()
         self._received: deque[int] = deque()
@@ -314,6 +314,7 @@ class Job:
         if number == _GIVE_UP:
             self._given_up = True
             return
+        self._killing |= number == signal.SIGKILL
         for worker_id in self.running:
             if number == signal.SIGTERM and self._reason == "failed" and worker_id == self._suspect:
                 continue  # it is about to end, and how it does is what its user wants to know
@@ -329,7 +330,8 @@ class Job:
         code = process.wait()
         self._selector.unregister(key.fileobj)
         os.close(key.fd)
-        ending = self._reason != "finished" and worker_id != self._suspect
+        killed_by_others = self._reason == "failed" and code == -signal.SIGKILL and not self._killing
+        ending = self._reason != "finished" and worker_id != self._suspect and not killed_by_others
         end = WorkerExit(
             worker_id,
             process.pid,
@@ -369,12 +371,15 @@ class Job:
         """Returns how the workers ended."""
         ends = list(self._exits.values())
         # What the node lost first made the others fail, even when their end was seen before its own; and what was
-        # killed, before the others were ended because of the first end that was seen.
-        stops = self._on_failure == "stop"
-        failures = sorted(
-            (end for end in ends if end.failed),
-            key=lambda end: (end.worker_id != self._suspect, stops and (end.ended_by_us or end.signal is None)),
-        )
+        # killed did not fail because of another one.
+        stops, lost = self._on_failure == "stop", list(self._lost_workers())
+
+        def place(end: WorkerExit) -> tuple[bool, bool, int]:
+            in_consequence = end.worker_id != self._suspect and end.signal != "SIGKILL"
+            seen = lost.index(end.worker_id) if end.worker_id in lost else len(lost)
+            return in_consequence, stops and end.signal is None, seen
+
+        failures = sorted((end for end in ends if end.failed), key=place)
         culprit = failures[0] if failures else None
         if self._reason == "signal":
             code = 128 + self._signal
@@ -386,9 +391,10 @@ class Job:
             code = 0
         left = [end for end in ends if culprit and end.worker_id == self._suspect and end.code == 0]
         # one that was lost and started again has not left the job
-        deserter = next((end for end in left if end.worker_id in self._lost_workers()), None)
+        deserter = next((end for end in left if end.worker_id in lost), None)
         exits = tuple(sorted(ends, key=lambda end: end.worker_id))
-        return JobResult(self._reason, code, culprit, deserter, exits, time.monotonic() - self._began)
+        seconds = time.monotonic() - self._began
+        return JobResult(self._reason, code, culprit, deserter, exits, seconds, tuple(failures[1:]))
 
 
 def _undo(process: subprocess.Popen[bytes]) -> None:

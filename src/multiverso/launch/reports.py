@@ -86,14 +86,15 @@ class TextReport(_Noticing):
         if result.culprit and result.reason in ("failed", "finished"):
             # Its traceback stands above, perhaps far above: its last line says which one to look for.
             said = self.output.last_words(result.culprit.worker_id) if self.output else ""
-            ended = "; the others were ended" if result.reason == "failed" and len(result.exits) > 1 else ""
+            others = len(result.exits) > 1 + len(result.later)
+            ended = "; the others were ended" if result.reason == "failed" and others else ""
             first = ""
             if result.deserter:
                 first = (
                     f"worker {result.deserter.worker_id} (pid {result.deserter.pid}) ended with exit code 0 and "
                     "without multiverso.shutdown(), while others needed it; then "
                 )
-            self.warn(f"{first}{result.culprit}{ended}.{f' Its last line: {said}' if said else ''}")
+            self.warn(f"{first}{result.failures}{ended}.{f' Its last line: {said}' if said else ''}")
         elif result.reason == "timeout":
             self.warn(f"the job took longer than {self._timeout_seconds:g} s and was ended.")
         elif result.reason == "signal":

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 Reason = Literal["finished", "failed", "signal", "timeout", "output closed"]
+_MOST_NAMED = 3  # of those that failed after the first
 
 
 @dataclass(frozen=True)
@@ -15,7 +16,7 @@ class WorkerExit:
         pid: its process id.
         code: its exit code as a shell gives it: 128 + the signal's number when a signal ended it.
         signal: the signal's name, or None.
-        ended_by_us: whether the launcher had already told it to end.
+        ended_by_us: whether it ended because the launcher had told it to.
         seconds: how long it ran.
         host: the name of its host, in a job on several.
     """
@@ -52,6 +53,7 @@ class JobResult:
             ``multiverso.shutdown()`` while they needed it. Or None.
         exits: how each worker ended, in worker order.
         seconds: how long the job ran.
+        later: those that failed after the culprit on their own account, in the order in which that was seen.
     """
 
     reason: Reason
@@ -60,9 +62,19 @@ class JobResult:
     deserter: WorkerExit | None
     exits: tuple[WorkerExit, ...]
     seconds: float
+    later: tuple[WorkerExit, ...] = ()
+
+    @property
+    def failures(self) -> str:
+        """Who failed, the first one first."""
+        if not self.later:
+            return str(self.culprit)
+        named = ", ".join(map(str, self.later[:_MOST_NAMED]))
+        more = len(self.later) - _MOST_NAMED
+        return f"{self.culprit} first, then {named}" + (f" and {more} more" if more > 0 else "")
 
     def __str__(self) -> str:
         if self.culprit is not None and self.reason in ("finished", "failed"):
-            return str(self.culprit) if self.exit_code else f"the others have finished; {self.culprit}"
+            return self.failures if self.exit_code else f"the others have finished; {self.failures}"
         words = {"finished": "all workers have finished", "timeout": "it took longer than it may"}
         return {**words, "signal": "ended by a signal"}.get(self.reason, self.reason)
