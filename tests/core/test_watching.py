@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from multiverso.runtime import Node, Session
 from multiverso.tables import ArrayTableHandler, KeyedTable
 from multiverso.tables.log import log_of
-from multiverso.watching.history import History
+from multiverso.watching.history import Event, History
 from multiverso.watching.slowest import Busiest, Slowest, busiest, ending, slowest
 from multiverso.watching.snapshot import Link, Observer, Snapshot, Worker, kind_of
 
@@ -223,6 +223,25 @@ def test_a_connection_that_is_busy_nearly_all_the_time_is_named() -> None:
     assert slowest(moment(10, IDLE, changed(IDLE, id=1)), now) is None, "who waits most of the time holds nobody up"
 
 
+def test_what_the_network_was_like_is_known_when_the_job_is_over() -> None:
+    """Connections end before the job does, and with them went the verdict; a file did not say how busy they were."""
+    history, way = History(), Link("host-1", "connected", 1, 0.0, 0.0)
+    for look in range(100):
+        busy = msgspec.structs.replace(way, busy_seconds=0.475 * min(look, 90), busy_back_seconds=0.1 * look)
+        history.add(moment(look / 2, changed(IDLE, adds=float(look)), links=[busy]))
+        if look == 60:
+            assert history.busiest == Busiest("host-1", 0.95)
+    gone = changed(IDLE, adds=99.0, state="left")
+    last = moment(50.0, gone, links=[msgspec.structs.replace(busy, state="ended")])
+    history.add(last)
+    assert history.busiest is None
+    history.add(msgspec.structs.replace(last, over="all workers have finished"))
+    assert history.busiest is not None
+    assert (history.busiest.host, round(history.busiest.share, 2)) == ("host-1", 0.86), "of all the time"
+    there = history.points[60].links["host-1"]
+    assert (there.busy_seconds, there.busy_back_seconds) == (28.5, 6.0)
+
+
 def test_who_uses_tables_less_and_steps_as_fast_is_not_slow() -> None:
     before = [changed(IDLE, id=i, step=5) for i in range(2)]
     now = [changed(IDLE, id=i, step=105, adds=100.0 + 900 * i) for i in range(2)]
@@ -276,6 +295,14 @@ def test_what_happened_between_two_looks_is_told_in_words() -> None:
     assert told(one, changed(two, state="lost"), three) == [("worker 1 (pid 11) was lost", True)]
     anew = changed(two, incarnation=1, pid=20)
     assert told(one, anew, three) == [("worker 1 (pid 20) has taken the place of the one that was lost", False)]
+    both = [changed(worker, state="lost") for worker in (one, three)]
+    before = moment(99, one, two, three)
+    together = History()
+    together.add(before)
+    assert together.add(moment(100, both[0], two, both[1], lost=[2, 0])) == [
+        Event(100, "worker 2 (pid 12) was lost first", bad=True),
+        Event(100, "worker 0 (pid 10) was lost", bad=True),
+    ]
     killed = changed(anew, incarnation=2, pid=30)
     assert [bad for _, bad in told(one, killed, three)] == [True, False], "it died and came again between two looks"
     assert told(one, killed, three, checkpoint=4) == [("checkpoint 4 is written by all workers", False)]
@@ -285,6 +312,8 @@ def test_what_happened_between_two_looks_is_told_in_words() -> None:
     assert told(one, restarts=1)[0] == ("the job was started again", True)
     assert told(one, restarts=1, over="the job is over") == [("the job is over", False)]
     assert len(history.events) == 10
+    assert told(one, restarts=1) == []
+    assert told(one, restarts=1, over="worker 0 failed", well=False) == [("worker 0 failed", True)]
 
 
 def test_a_worker_that_dies_is_seen_as_lost() -> None:

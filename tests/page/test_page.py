@@ -2,22 +2,30 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import msgspec
 from page_support import MULTIVERSO, Launched, parsed, run, script
 
 from multiverso.page.document import document
-from multiverso.page.feed import Feed
+from multiverso.page.feed import Feed, read_file
 from multiverso.page.metrics import metrics_of
-from multiverso.watching.snapshot import Snapshot
+from multiverso.watching.snapshot import Link, Snapshot
 
 ROOT = Path(__file__).resolve().parents[2]
 SLOW = "worker 1 is the slowest: the others spend"
+WORKER: dict[str, Any] = {"id": 0, "pid": 1, "host": "", "program": "train.py", "state": "alive", "waiting_for": ""}
+WORKER |= {"incarnation": 0, "needs": [], "resident_bytes": 0, "checkpoint": 0, "step": 1, "values": {}, "adds": 1.0}
+WORKER |= {f"{what}_seconds": 0.0 for what in ("waiting", "waited", "cost", "cpu")}
+WORKER |= dict.fromkeys(("gets", "exchanges", "bytes", "staleness"), 0.0)
+FACTS: dict[str, Any] = {"at": 1.0, "address": "a", "host": "", "workers_num": 1, "up_seconds": 1.0, "memory_bytes": 0}
+FACTS |= {"checkpoint": 0, "tables": [], "links": [], "waited_for": {}, "workers": [WORKER]}
 
 
 def test_a_job_is_shown_while_it_runs_and_from_its_file_afterwards(tmp_path: Path) -> None:
@@ -46,7 +54,7 @@ def test_a_job_is_shown_while_it_runs_and_from_its_file_afterwards(tmp_path: Pat
         *_, last = messages
         assert code == 0
         assert "over" in said or "ran for" in said
-        assert last["now"]["over"] == "all workers have finished"
+        assert (last["now"]["over"], last["now"]["well"]) == ("all workers have finished", True)
         assert re.search(rf"multiverso: 2 workers ran for [\d.:]+( s)?; {SLOW} .*; waited for: round of weights", said)
     again = run("page", "run.jsonl", "--export", "run.html", cwd=tmp_path)
     assert again.returncode == 0, again.stderr
@@ -169,6 +177,81 @@ sys.exit(int(os.environ["MULTIVERSO_RESTARTS"]) < 1)
         assert job.end()[0] == 0
 
 
+def test_a_job_that_fails_has_not_ended_well(tmp_path: Path) -> None:
+    text = "import multiverso as mv, sys\nmv.init()\nsys.stdin.readline()\nsys.exit(3)\n"
+    with Launched("run", "-n", 1, "--page", script(tmp_path, text), cwd=tmp_path) as job:
+        messages = job.messages()
+        while next(messages)["now"] is None:
+            pass
+        assert job.process.stdin is not None
+        job.process.stdin.write("\n")
+        job.process.stdin.flush()
+        *_, last = messages
+        assert last["now"]["well"] is False
+        assert re.fullmatch(r"worker 0 \(pid \d+\) failed with exit code 3", last["now"]["over"])
+        assert last["events"][-1]["bad"]
+        assert job.end()[0] == 3
+
+
+def test_of_a_program_that_never_joins_the_end_says_so(tmp_path: Path) -> None:
+    words = "no worker has called multiverso.init(), so there is nothing to show"
+    text = "import sys\nsys.stdin.readline()\n"
+    with Launched("run", "-n", 1, "--page", "--history", "run.jsonl", script(tmp_path, text), cwd=tmp_path) as job:
+        messages = job.messages()
+        assert next(messages)["now"] is None
+        assert job.process.stdin is not None
+        job.process.stdin.write("\n")
+        job.process.stdin.flush()
+        *_, last = messages
+        assert (last["now"]["over"], last["now"]["workers"]) == ("all workers have finished", [])
+        assert last["verdict"] == words
+        code, _, said = job.end()
+        assert (code, f"multiverso: {words}.\n" in said) == (0, True)
+    assert run("page", "run.jsonl", "--export", "run.html", cwd=tmp_path).returncode == 0
+    assert words in (tmp_path / "run.html").read_text()
+    path = tmp_path / "run.jsonl"
+    path.write_bytes(path.read_bytes().splitlines(keepends=True)[0])  # as its launcher's death leaves it
+    done = run("page", "run.jsonl", cwd=tmp_path)
+    assert done.returncode == 2
+    assert "no worker had called multiverso.init() by its end" in done.stderr
+
+
+def test_a_page_that_is_killed_is_told_of_and_the_job_continues(tmp_path: Path) -> None:
+    with Launched("run", "-n", 1, "--page", "--history", "run.jsonl", script(tmp_path), cwd=tmp_path) as job:
+        for message in job.messages():
+            if message["now"] and message["now"]["workers"]:
+                break
+        (page,) = [
+            int(pid)
+            for pid in Path(f"/proc/{job.process.pid}/task/{job.process.pid}/children").read_text().split()
+            if "multiverso.page" in Path(f"/proc/{pid}/cmdline").read_text()
+        ]
+        os.kill(page, signal.SIGKILL)
+        assert job.process.stderr is not None
+        assert job.process.stderr.readline() == (
+            f"multiverso: the page's process (pid {page}) was killed by SIGKILL, and run.jsonl ends here; the job "
+            "continues, and `multiverso page` serves another page of it.\n"
+        )
+        code, _, said = job.end()
+        assert (code, said.count("page's process")) == (0, 0), "it is said once"
+
+
+def test_a_file_says_that_the_network_was_the_limit(tmp_path: Path) -> None:
+    path = tmp_path / "run.jsonl"
+    with path.open("wb") as file:
+        written = Feed(file)
+        for look in range(60):
+            link = Link("host-1", "connected", 1, 0.0, 0.0, busy_seconds=0.45 * look)
+            written.add(msgspec.convert(FACTS | {"at": look / 2, "up_seconds": look / 2, "links": [link]}, Snapshot))
+        assert written.history.now is not None
+        written.add(msgspec.structs.replace(written.history.now, over="all workers have finished", well=True))
+    feed = Feed()
+    read_file(path, feed.add)
+    message = json.loads(feed.everything())
+    assert message["network"] == "the network is the limit: the connection to host-1 is busy 90% of the time"
+    assert [point[2]["host-1"][4] for point in message["points"][:3]] == [0.0, 0.45, 0.9]
+
+
 def test_what_makes_no_sense_is_refused_before_anything_begins(tmp_path: Path) -> None:
     script(tmp_path, "print('began')")
     (tmp_path / "there.jsonl").write_text("{}\n")
@@ -207,14 +290,8 @@ def test_a_file_whose_writer_was_killed_is_shown_without_its_last_line(tmp_path:
 
 def test_names_that_others_choose_do_no_harm() -> None:
     evil = '</script><script>alert(1)</script>"\\\n'
-    worker = {"id": 0, "pid": 1, "host": evil, "program": evil, "state": "alive", "incarnation": 0, "waiting_for": ""}
-    worker |= dict.fromkeys(
-        ("waiting_seconds", "waited_seconds", "cost_seconds", "adds", "gets", "exchanges", "bytes", "staleness"), 0.0
-    )
-    worker |= {"needs": [], "cpu_seconds": 0.0, "resident_bytes": 0, "checkpoint": 0, "step": 1, "values": {evil: None}}
-    facts = {"at": 1.0, "address": "a", "host": "", "workers_num": 1, "up_seconds": 1.0, "memory_bytes": 0}
-    facts |= {"checkpoint": 0, "tables": [], "links": [], "waited_for": {evil: 1.0}}
-    now = msgspec.convert({**facts, "workers": [worker | {"values": {evil: 2.5}}]}, Snapshot)
+    worker = WORKER | {"host": evil, "program": evil, "values": {evil: 2.5}}
+    now = msgspec.convert(FACTS | {"workers": [worker], "waited_for": {evil: 1.0}}, Snapshot)
     metrics = parsed(metrics_of(now))
     assert any(name.startswith("multiverso_worker_logged{") and value == 2.5 for name, value in metrics.items())
     feed = Feed()

@@ -23,7 +23,7 @@ _FRAME = (
 def shown(node: Node) -> Iterator[Watch]:
     """Shows a page of a node's job: live until it is over, and then what it showed in the end, without a server."""
     page = Page()
-    with Watch(page) as watch:
+    with Watch(page, say) as watch:
         cell: Any = None
         if _in_notebook():
             from IPython.display import HTML, display

@@ -142,7 +142,7 @@ def run(
         )
         result = job.run(timeout_seconds)
         if watch is not None:
-            watch.end(f"{result}")
+            watch.end(f"{result}", result.exit_code == 0)
         outcomes = [read_answer(answers[end.worker_id], end) for end in result.exits]
     late = (
         f"multiverso.run took longer than timeout_seconds={timeout_seconds:g}" if result.reason == "timeout" else None

@@ -56,7 +56,7 @@ def _launch(options: RunOptions, place: Place) -> int:
         report.warn(misplaced)
     with ExitStack() as stack:
         page = Page(options.history) if options.page and place.leads else None
-        watch = stack.enter_context(Watch(page)) if page or (report.says_more and place.leads) else None
+        watch = stack.enter_context(Watch(page, report.warn)) if page or (report.says_more and place.leads) else None
         if watch:
             report.begins(f"{workers} worker{'s' * (workers != 1)}", place, page.address if page else None)
         signals = stack.enter_context(Signals())
@@ -66,7 +66,7 @@ def _launch(options: RunOptions, place: Place) -> int:
             lambda: report.restarting(starts),
         )
         if watch:
-            watch.end(f"{ended.result}")
+            watch.end(f"{ended.result}", ended.code == 0)
     # after a signal, and on one of several hosts, this process still has to tell its exit code
     if ended.result.reason != "signal" and place.other_hosts is None:
         let_signals_end_us()
@@ -122,14 +122,16 @@ def _start(
         with watch.following(node) if watch else nullcontext():
             result = job.run(starts.seconds_left, signals=starts.signals)
         code = result.exit_code if place.other_hosts is None else end_on_host(node, place, result, report)
-        status = node.status() if options.summary and node.had_workers and place.leads else None
-        strangers = workers > 1 and result.exit_code == 0 and not node.had_workers
+        in_it = node.had_workers
+        status = node.status() if options.summary and in_it and place.leads else None
+        strangers = workers > 1 and result.exit_code == 0 and not in_it
 
     def tell() -> None:
         if options.summary and status:
             report.summarise(status, options.summary)
-        if watch and watch.history.now:
-            report.ends(ending(watch.history.now))
+        if watch and watch.history.now and (in_it or (options.page and not strangers)):
+            network = watch.history.busiest
+            report.ends(ending(watch.history.now) + (f"; {network}" if network else ""))
         if place.other_hosts is not None:
             return  # the rest has been said, or the job's launcher says it
         if strangers:

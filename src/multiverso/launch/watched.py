@@ -11,13 +11,14 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Self
 
 import msgspec
 
+from multiverso.launch.processes import signal_name
 from multiverso.page.address import address_of, check_installed, new_file, new_listener, new_token
 from multiverso.runtime.node.node import Node
 from multiverso.watching.history import History
@@ -45,6 +46,7 @@ class Page:
     def __init__(self, history: Path | None = None) -> None:
         check_installed()
         token = new_token()
+        self._history = history
         with ExitStack() as stack:
             listener = stack.enter_context(new_listener())
             file = None if history is None else stack.enter_context(new_file(history))
@@ -61,15 +63,31 @@ class Page:
             self.address = address_of(listener, token)
             self._send(f"{token}\n{'' if file is None else file.fileno()}\n".encode())
 
-    def show(self, now: Snapshot) -> None:
-        """Shows a snapshot. A page that has died, or is stuck, gets no more of them."""
-        self._send(msgspec.json.encode(now) + b"\n")
+    def show(self, now: Snapshot) -> str | None:
+        """Shows a snapshot. Of a page that has died, or is stuck, says so, once: it gets no more of them."""
+        is_open = self._socket.fileno() >= 0
+        return self._trouble() if is_open and not self._send(msgspec.json.encode(now) + b"\n") else None
 
-    def _send(self, lines: bytes) -> None:
+    def _send(self, lines: bytes) -> bool:
         try:
             self._socket.sendall(lines)
         except OSError:
             self._socket.close()
+            return False
+        return True
+
+    def _trouble(self) -> str:
+        try:
+            code = self._process.wait(_STUCK_SECONDS)
+        except subprocess.TimeoutExpired:
+            what = "takes nothing any more"
+        else:
+            what = f"was killed by {signal_name(-code)}" if code < 0 else f"ended with exit code {code}"
+        file = f", and {self._history} ends here" if self._history else ""
+        return (
+            f"the page's process (pid {self._process.pid}) {what}{file}; the job continues, and `multiverso page` "
+            "serves another page of it."
+        )
 
     def close(self) -> None:
         """Ends it, once the browsers that look have the last snapshot."""
@@ -88,14 +106,15 @@ class Watch:
 
     Args:
         page: where what is seen is shown; closed with this.
+        say: called with what is to be said where it cannot be shown any more.
 
     Attributes:
         history: what was seen.
     """
 
-    def __init__(self, page: Page | None = None) -> None:
+    def __init__(self, page: Page | None, say: Callable[[str], None]) -> None:
         self.history = History()
-        self._page = page
+        self._page, self._say = page, say
         self._node: Node | None = None
         self._observer = Observer()
         self._looking = threading.Lock()
@@ -108,16 +127,18 @@ class Watch:
             with self._looking:
                 self._look()
 
-    def _look(self) -> None:
-        if self._node is not None and self._node.had_workers:
+    def _look(self, last: bool = False) -> None:
+        came = self._node is not None and self._node.had_workers
+        if self._node is not None and (came or (last and self.history.now is None)):
             with contextlib.suppress(Exception):  # what is not seen must not end a job
-                status = self._node.status()
-                self._show(self._observer.see(with_publications(status)))
+                now = self._observer.see(with_publications(self._node.status()))
+                self._show(now if came else msgspec.structs.replace(now, workers=[]))
 
     def _show(self, now: Snapshot) -> None:
         self.history.add(now)
-        if self._page is not None:
-            self._page.show(now)
+        trouble = self._page.show(now) if self._page is not None else None
+        if trouble is not None:
+            self._say(trouble)
 
     @contextlib.contextmanager
     def following(self, node: Node) -> Iterator[None]:
@@ -128,13 +149,13 @@ class Watch:
             yield
         finally:
             with self._looking:
-                self._look()
+                self._look(last=True)
                 self._node = None
 
-    def end(self, why: str) -> None:
-        """The job is over, and not started again; says so on the page."""
+    def end(self, why: str, well: bool) -> None:
+        """The job is over, and not started again; says so on the page, and whether it ended well."""
         if self.history.now is not None:
-            self._show(msgspec.structs.replace(self.history.now, over=why))
+            self._show(msgspec.structs.replace(self.history.now, over=why, well=well))
 
     def close(self) -> None:
         """Ends the thread, and the page."""

@@ -119,7 +119,7 @@ async def follow_job(feed: Feed, address: str) -> None:
             continue
         except MultiversoError:
             if observer.last is not None:
-                feed.add(ended(observer.last, "its node has ended"))
+                feed.add(ended(observer.last, "its node has ended", None))
             return
         feed.add(observer.see(status))
         await asyncio.sleep(LOOK_SECONDS)
@@ -131,19 +131,19 @@ async def follow_lines(feed: Feed, reader: asyncio.StreamReader) -> None:
         feed.add(msgspec.json.decode(line, type=Snapshot))
     now = feed.history.now
     if now is not None and not now.over:
-        feed.add(ended(now, "the launcher has ended"))
+        feed.add(ended(now, "the launcher has ended", False))
 
 
-def ended(last: Snapshot, why: str) -> Snapshot:
+def ended(last: Snapshot, why: str, well: bool | None) -> Snapshot:
     """Returns the last snapshot of a job that is over."""
-    return msgspec.structs.replace(last, over=why)
+    return msgspec.structs.replace(last, over=why, well=well)
 
 
 def read_file(path: Path, add: Callable[[Snapshot], object]) -> None:
     """Takes all snapshots of a file; a last line that was cut off by a writer's death is left out.
 
     Raises:
-        StartupError: it is no such file.
+        StartupError: it is no such file, or nothing is in it.
     """
     try:
         file = path.open("rb")
@@ -152,11 +152,14 @@ def read_file(path: Path, add: Callable[[Snapshot], object]) -> None:
     with file:
         if file.readline() != _HEADER:
             raise StartupError(f"{path} is not a job's past, as `multiverso run --page --history` writes it.")
+        number = 1
         for number, line in enumerate(_lines(file), 2):
             try:
                 add(msgspec.json.decode(line, type=Snapshot))
             except msgspec.DecodeError as error:
                 raise StartupError(f"{path}, line {number}: {error}.") from None
+    if number == 1:
+        raise StartupError(f"{path} has nothing to show: no worker had called multiverso.init() by its end.")
 
 
 def _lines(file: Any) -> Iterator[bytes]:

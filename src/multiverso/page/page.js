@@ -3,8 +3,9 @@
   const pristine = document.documentElement.outerHTML; // before anything is drawn: what is saved, with the data in it
   const $ = (id) => document.getElementById(id);
   const WINDOW = 10, MOST_POINTS = 1200, MOST_EVENTS = 500, MOST_COLOURS = 8, MOST_EDGES = 300;
-  // of a worker's pace: see Pace in watching/history.py
+  // of a worker's pace, and of a way to another host: see Pace and Way in watching/history.py
   const ID = 0, OPERATIONS = 1, WAITED = 2, COST = 3, STALENESS = 4, CPU = 5, MEMORY = 6, STEP = 7, VALUES = 8, PID = 9;
+  const BYTES = [0, 1], ROUND_TRIP = 2, BEHIND = 3, BUSY = [4, 5]; // there and back
   const state = { now: null, slowest: null, verdict: "", points: [], events: [], network: "", lost: "", sort: "id", down: false, seen: [] };
 
   // -- numbers and words
@@ -71,6 +72,12 @@
   const rate = (a, b, read) => {
     const [x, y] = [read(a), read(b)];
     return x == null || y == null || b[0] <= a[0] ? null : Math.max(0, y - x) / (b[0] - a[0]);
+  };
+
+  const of = (point, host, what) => (point[2][host] || [])[what];
+  const busyShare = (a, b, host, way) => {
+    const share = a && rate(a, b, (point) => of(point, host, BUSY[way]));
+    return share == null ? null : Math.min(1, share);
   };
 
   // -- workers
@@ -228,11 +235,12 @@
     if (now.workers.length > 1) found.push(["waited", "share of the time spent waiting", share, (a, b, id) => { const share = speed(WAITED)(a, b, id); return share == null ? null : Math.min(1, share); }]);
     if (now.workers.some((worker) => worker.staleness > 0)) found.push(["staleness", now.links.length ? "staleness: pushes of others on the same host between reads" : "staleness: pushes of others between reads", number, gauge(STALENESS)]);
     found.push(["cpu", "processor time, of one core", share, speed(CPU)], ["memory", "memory", bytes, gauge(MEMORY)]);
-    const hosts = now.links.map(({ host }) => host), of = (point, host, what) => (point[2][host] || [])[what];
+    const hosts = now.links.map(({ host }) => host), ways = hosts.flatMap((host) => [[host, 0], [host, 1]]);
     if (hosts.length) {
-      found.push(["links", "bytes a second to and from other hosts", bytes, (a, b, [host, way]) => a && rate(a, b, (point) => of(point, host, way)), hosts.flatMap((host) => [[host, 0], [host, 1]])]);
-      if (now.links.some((link) => link.behind_seconds > 0) || state.points.some((point) => hosts.some((host) => of(point, host, 3) > 0))) found.push(["behind", "staleness: how old other hosts' adds are before reads here see them, at most", milliseconds, (a, b, [host]) => of(b, host, 3) ?? null, hosts.map((host) => [host])]);
-      found.push(["delays", "round trip to other hosts", milliseconds, (a, b, [host]) => of(b, host, 2) ?? null, hosts.map((host) => [host])]);
+      found.push(["links", "bytes a second to and from other hosts", bytes, (a, b, [host, way]) => a && rate(a, b, (point) => of(point, host, BYTES[way])), ways]);
+      found.push(["busy", "share of the time that a connection is busy", share, (a, b, [host, way]) => busyShare(a, b, host, way), ways]);
+      if (now.links.some((link) => link.behind_seconds > 0) || state.points.some((point) => hosts.some((host) => of(point, host, BEHIND) > 0))) found.push(["behind", "staleness: how old other hosts' adds are before reads here see them, at most", milliseconds, (a, b, [host]) => of(b, host, BEHIND) ?? null, hosts.map((host) => [host])]);
+      found.push(["delays", "round trip to other hosts", milliseconds, (a, b, [host]) => of(b, host, ROUND_TRIP) ?? null, hosts.map((host) => [host])]);
     }
     const keyed = now.tables.filter((table) => table.kind === "keyed"), counted = (point, name, what) => (point[3][name] || [])[what];
     if (keyed.length) found.push(["rows", "rows of keyed tables", number, (a, b, [name]) => counted(b, name, 0) ?? null, keyed.map(({ name }) => [name])]);
@@ -273,7 +281,7 @@
       const lost = key.startsWith("logged") ? state.now.workers.filter((worker) => worker.values[title] === null).map((worker) => worker.id) : [];
       const none = () => (data.slice(1).some((values) => values.some((value) => value != null)) ? "none now" : "no values yet");
       const range = (last.length ? `now ${format(Math.min(...last))} to ${format(Math.max(...last))}` : none()) + (lost.length ? `; ${names(lost)}: not finite` : "");
-      chart.place.setAttribute("aria-label", `Chart by ${!links ? "worker" : key === "links" || key === "delays" ? "host" : "table"}: ${title}; ${range}${began(data.slice(1), format)}`);
+      chart.place.setAttribute("aria-label", `Chart by ${!links ? "worker" : state.now.links.some(({ host }) => host === links[0][0]) ? "host" : "table"}: ${title}; ${range}${began(data.slice(1), format)}`);
       if (!chart.pointed) say(chart.output, range);
     }
     if (charts.size > had) for (const [key] of list) $("charts").append(charts.get(key).figure); // loss first, whenever it came
@@ -345,17 +353,15 @@
     $("publications").closest("section").hidden = !publications.length;
     rows($("publications").tBodies[0], publications.map((one) => [one.name, one.host || "", one.version, one.step ?? "", one.readers, one.left_out, bytes(one.memory_bytes)]));
     $("links").closest("section").hidden = !links.length;
-    const busy = (link) => {
-      const from = (kept.links || []).find((one) => one.host === link.host);
-      return from ? Math.min(1, Math.max(0, link.busy_seconds - from.busy_seconds, link.busy_back_seconds - from.busy_back_seconds) / seconds) : null;
-    };
+    const busy = ({ host }) => past && Math.max(...[0, 1].map((way) => busyShare(past, last, host, way)));
     rows($("links").tBodies[0], links.map((link) => [link.host, link.state,
-      ...[0, 1].map((way) => (past ? bytes(rate(past, last, (point) => (point[2][link.host] || [])[way])) : "")), percent(busy(link)), milliseconds(link.round_trip_seconds), milliseconds(link.behind_seconds), link.connections > 1 ? `${link.connections - 1} times` : ""]));
+      ...BYTES.map((way) => (past ? bytes(rate(past, last, (point) => of(point, link.host, way))) : "")), percent(busy(link)), milliseconds(link.round_trip_seconds), milliseconds(link.behind_seconds), link.connections > 1 ? `${link.connections - 1} times` : ""]));
   }
+  const NOBODY = $("verdict").textContent;
   let shown = "";
   function drawVerdict() {
     const { now, slowest, lost, verdict } = state, live = now ? now.workers.filter((worker) => worker.state === "alive") : [];
-    const text = now && now.over ? `The job is over: ${now.over}. ${verdict[0].toUpperCase()}${verdict.slice(1)}.` : lost || (!now ? "Waiting for workers." : slowest ? `W${verdict.slice(1)}.` : live.length > 1 ? "No worker holds the others up." : live.length ? "One worker is running." : "No worker is running.");
+    const text = now && now.over ? `The job is over: ${now.over}. ${verdict[0].toUpperCase()}${verdict.slice(1)}.` : lost || (!now || !now.workers.some((worker) => worker.pid) ? NOBODY : slowest ? `W${verdict.slice(1)}.` : live.length > 1 ? "No worker holds the others up." : live.length ? "One worker is running." : "No worker is running.");
     // a reader of the screen is told what is new, not each percent
     const news = now && slowest && !now.over && !lost ? `${slowest.worker} ${Math.round(slowest.share * 10)} ${slowest.share ? "" : Math.round(slowest.pace * 5)}` : text;
     say($("verdict"), text);
@@ -363,7 +369,8 @@
     shown = news;
     $("network").hidden = !state.network;
     if (state.network) say($("network"), `${state.network[0].toUpperCase()}${state.network.slice(1)}.`);
-    $("verdict").className = lost && !(now && now.over) ? "bad" : slowest ? "slow" : "";
+    const ended = !now || !now.over ? undefined : now.well == null ? "unknown" : now.well ? "" : "bad";
+    $("verdict").className = ended ?? (lost ? "bad" : slowest ? "slow" : "");
   }
   function draw() {
     drawVerdict();
@@ -393,7 +400,7 @@
     state.events.push(...events);
     state.events.splice(0, state.events.length - MOST_EVENTS);
     if (now) {
-      recent.push({ at: now.at, tables: now.tables, links: now.links });
+      recent.push({ at: now.at, tables: now.tables });
       while (recent.length > 2 && recent[1].at <= now.at - WINDOW) recent.shift();
       state.past = recent.length > 1 ? recent[0] : null;
     }

@@ -38,17 +38,28 @@ class Pace(Struct, frozen=True, array_like=True):
     pid: int
 
 
+class Way(Struct, frozen=True, array_like=True):
+    """What of the way to another host is drawn over time; see `Link`."""
+
+    bytes_sent: float
+    bytes_received: float
+    round_trip_seconds: float | None
+    behind_seconds: float
+    busy_seconds: float
+    busy_back_seconds: float
+
+
 class Point(Struct, frozen=True, array_like=True):
     """A moment of the past.
 
     Attributes:
-        links: of the way to each other host the bytes sent and received, its delay, and how old adds of there are here.
+        links: the way to each other host.
         keyed: of each keyed table its rows, how many of other hosts' were used, and how many of these came from there.
     """
 
     at: float
     workers: list[Pace]
-    links: dict[str, tuple[float, float, float | None, float]]
+    links: dict[str, Way]
     keyed: dict[str, tuple[int, int, int]]
 
 
@@ -64,7 +75,7 @@ class History:
         events: the newest things that happened.
         now: the last snapshot.
         slowest: who has held the others up in the last ten seconds.
-        busiest: the way to another host that was busy nearly all of that time.
+        busiest: the way to another host that was busy nearly all of that time; once the job is over, of all of it.
     """
 
     def __init__(self, most: int = MOST_POINTS) -> None:
@@ -77,6 +88,8 @@ class History:
         self._apart = 0.0
         self._checkpoint = 0
         self._recent: deque[Snapshot] = deque()
+        self._connected: list[Snapshot] = []  # the first one and the last one in which workers used a connection
+        self._busiest_then: Busiest | None = None
 
     def add(self, now: Snapshot) -> list[Event]:
         """Takes the next snapshot; returns what has happened since the last one."""
@@ -96,9 +109,22 @@ class History:
         before = self._recent[0] if len(self._recent) > 1 else None
         lately = [one for one in self._recent if one.at <= now.at - _LATELY_SECONDS]
         self.slowest = None if now.over else slowest(before, now, lately[-1] if lately else None)
-        self.busiest = self.busiest if now.over else busiest(before, now)  # a file shows it, too
+        self._look_at_links(before, now)
         self.now = now
         return news
+
+    def _look_at_links(self, before: Snapshot | None, now: Snapshot) -> None:
+        """Connections end before a job is over: of the whole job is told what was before that."""
+        if now.over:
+            whole = busiest(*self._connected) if len(self._connected) > 1 else None
+            self.busiest = whole or self._busiest_then
+            return
+        self.busiest = busiest(before, now)
+        if self._connected and self._connected[0].address != now.address:
+            self._connected.clear()
+        if any(link.state == "connected" for link in now.links) and any(one.operations for one in now.workers):
+            self._busiest_then = self.busiest
+            self._connected[1:] = [now]
 
     @property
     def before(self) -> Snapshot | None:
@@ -127,7 +153,14 @@ def point_of(now: Snapshot) -> Point:
             for one in now.workers
         ],
         {
-            link.host: (link.bytes_sent, link.bytes_received, link.round_trip_seconds, round(link.behind_seconds, 4))
+            link.host: Way(
+                link.bytes_sent,
+                link.bytes_received,
+                link.round_trip_seconds,
+                round(link.behind_seconds, 4),
+                round(link.busy_seconds, 3),
+                round(link.busy_back_seconds, 3),
+            )
             for link in now.links
         },
         {one.name: (one.shape[0], one.copies_used, one.copies_fetched) for one in now.tables if one.kind == "keyed"},
@@ -155,9 +188,11 @@ def _events(before: Snapshot | None, now: Snapshot, newest: int) -> Iterator[Eve
         ids = [one.id for one in changed if one.state == state]
         if ids:
             yield Event(now.at, f"{_names(ids)} {'have' if len(ids) > 1 else 'has'} {words}")
-    for one in changed:
-        if one.state == "lost":
-            yield Event(now.at, f"{_name(one)} was lost", bad=True)
+    lost = {worker_id: place for place, worker_id in enumerate(now.lost)}
+    gone = sorted((one for one in changed if one.state == "lost"), key=lambda one: lost.get(one.id, len(lost)))
+    for place, one in enumerate(gone):
+        first = " first" if place == 0 and len(gone) > 1 else ""
+        yield Event(now.at, f"{_name(one)} was lost{first}", bad=True)
     ways: dict[str, Link] = {} if before is None else {link.host: link for link in before.links}
     for link in now.links:
         if link.host in ways and link.state not in (ways[link.host].state, "not yet connected"):
@@ -168,7 +203,7 @@ def _events(before: Snapshot | None, now: Snapshot, newest: int) -> Iterator[Eve
     if now.checkpoint > newest:
         yield Event(now.at, f"checkpoint {now.checkpoint} is written by all workers")
     if now.over and not (before and before.over):
-        yield Event(now.at, now.over)
+        yield Event(now.at, now.over, bad=now.well is False)
 
 
 def _state(worker: Worker | None) -> str:
@@ -176,7 +211,8 @@ def _state(worker: Worker | None) -> str:
 
 
 def _name(worker: Worker) -> str:
-    return f"worker {worker.id} (pid {worker.pid}{f' on {worker.host}' if worker.host else ''})"
+    where = f" on {worker.host}" if worker.host else ""
+    return f"worker {worker.id}" + (f" (pid {worker.pid}{where})" if worker.pid else where)  # it had not come
 
 
 def _names(ids: list[int]) -> str:

@@ -143,6 +143,8 @@ def _in_state(now: Snapshot, state: str) -> list[Worker]:
 
 def ending(now: Snapshot) -> str:
     """Returns a line about a job that is over: how long it ran, its slowest worker, what was waited for."""
+    if not any(one.pid for one in now.workers):
+        return "no worker has called multiverso.init(), so there is nothing to show"
     parts = [f"{len(now.workers)} worker{'s' * (len(now.workers) != 1)} ran for {duration(now.up_seconds)}"]
     found = slowest(None, now)
     if found is not None:

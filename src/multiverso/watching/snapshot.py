@@ -151,7 +151,9 @@ class Snapshot(Struct, frozen=True):
         checkpoint: the newest one that all live workers have written.
         waited_for: seconds that workers have spent in each kind of wait, as far as it was seen.
         restarts: how often the job has been started again since it is watched.
+        lost: the workers that were lost, in the order in which the node has seen it.
         over: why it is over; empty while it runs.
+        well: once it is over: whether it ended well; None where nobody knows.
     """
 
     at: float
@@ -167,7 +169,9 @@ class Snapshot(Struct, frozen=True):
     waited_for: dict[str, float]
     publications: list[Published] = []
     restarts: int = 0
+    lost: list[int] = []
     over: str = ""
+    well: bool | None = None
 
     @property
     def program(self) -> str:
@@ -231,6 +235,7 @@ class Observer:
             waited_for=dict(self._waited_for),
             publications=convert(status.get("publications", []), list[Published]),
             restarts=self._restarts,
+            lost=status.get("lost", []),
         )
         return self.last
 

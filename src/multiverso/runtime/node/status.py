@@ -75,6 +75,7 @@ def status_of(address: str, began: float, members: Membership, hosts: Hosts) -> 
         "workers_num": members.workers_num,
         "up_seconds": time.monotonic() - began,
         "memory_bytes": members.memory_bytes,
+        "lost": control.lost(),
         "workers": workers,
         "tables": tables,
         "links": hosts.links(),
