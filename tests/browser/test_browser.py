@@ -106,6 +106,28 @@ def test_a_slow_worker_is_named_and_a_killed_one_is_seen(tmp_path: Path, browser
         assert browser.value("document.getElementById('save').hidden")
 
 
+@pytest.mark.parametrize("code", [0, 3])
+def test_a_job_that_has_failed_looks_as_one(code: int, tmp_path: Path, browser: Chromium) -> None:
+    text = f"import sys\nimport multiverso as mv\nmv.init()\nsys.stdin.readline()\nmv.shutdown()\nsys.exit({code})\n"
+    with Launched("run", "-n", 1, "--page", script(tmp_path, text), cwd=tmp_path) as job:
+        browser.open(job.address)
+        browser.wait(f"{VERDICT}.startsWith('One worker is running')")
+        assert job.process.stdin is not None
+        job.process.stdin.write("\n")
+        job.process.stdin.flush()
+        browser.wait(f"{VERDICT}.startsWith('The job is over')")
+        is_bad = "document.getElementById('verdict').className === 'bad'"
+        assert browser.value(is_bad) == bool(code)
+        colour = "getComputedStyle(document.getElementById('verdict')).borderLeftColor"
+        assert browser.value(colour) == ("rgb(179, 38, 30)" if code else "rgb(11, 107, 58)")
+        assert ("failed with exit code 3" in browser.value(VERDICT)) == bool(code)
+        for dark in (False, True):
+            browser.look(1280, 900, dark=dark)
+            assert violations(browser) == []
+        browser.picture(Path(os.environ.get("MULTIVERSO_PICTURES", tmp_path)) / f"page-over-{code}.png")
+        assert job.end()[0] == code
+
+
 def test_a_quick_job_on_two_hosts_shows_the_way_between_them(tmp_path: Path, browser: Chromium) -> None:
     folder = Path(os.environ.get("MULTIVERSO_PICTURES", tmp_path))
     folder.mkdir(exist_ok=True)
@@ -123,8 +145,14 @@ def test_a_quick_job_on_two_hosts_shows_the_way_between_them(tmp_path: Path, bro
         assert browser.errors == []
         browser.look(1280, browser.value("document.documentElement.scrollHeight"))
         browser.picture(folder / "page-hosts.png")
+        saved = tmp_path / "saved.html"
+        saved.write_text(browser.value("multiverso.saved()"))
         os.killpg(job.process.pid, signal.SIGINT)
         assert job.end()[0] == 130
+    browser.open(saved.as_uri())
+    browser.wait(
+        "/^\\d+%$/.test(document.querySelector('#links tbody tr').children[4].textContent)"
+    )  # busy, in a file, too
 
 
 @pytest.mark.parametrize("workers", [4, 64])
