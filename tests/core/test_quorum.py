@@ -20,7 +20,7 @@ from multiverso.errors import DeadlockError, NotInThisJobError, SnapshotError, S
 from multiverso.layout import words as at
 from multiverso.params import SharedParams
 from multiverso.runtime import Node, Session
-from multiverso.runtime.joining import observe
+from multiverso.runtime.session.observing import observe
 from multiverso.shards.shard import TableProgress, WorkerProgress
 from multiverso.updaters import adam, mean
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 import multiverso as mv
-from multiverso.runtime.joining import observe
 from multiverso.runtime.session.current import current
+from multiverso.runtime.session.observing import observe
 
 pytest.importorskip("ray", reason="Ray is not installed here; `make ray` installs it")
 
