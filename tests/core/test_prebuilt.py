@@ -24,7 +24,7 @@ from multiverso.kernels import dense
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
-LOOPS = "multiverso.updaters.nesterov"
+LOOPS = "multiverso.updaters.momentum"
 LEVEL = "x86-64-v2"  # which every processor has that the tests run on
 BUILD = f"""
 import sys; sys.path[:0] = {[str(ROOT), str(HERE)]!r}
@@ -100,14 +100,14 @@ def test_a_wheels_loops_do_bit_for_bit_what_numbas_do(opened: None, monkeypatch:
     taken, made = taken_and_made("loops", LOOPS, monkeypatch)
     random = np.random.default_rng(2)
     for name in made:
-        values, delta, state = (random.normal(size=1001).astype("f4") for _ in range(3))
+        values, delta, *state = (random.normal(size=1001).astype("f4") for _ in range(5))
         hyper = np.full(8, 0.3, "f4")
         results = []
         for address in (made[name], taken[name]):
-            copies = values.copy(), state.copy()
+            copies = values.copy(), np.concatenate(state)  # three arrays, as the updater with most has
             apply(address, copies[0], delta, copies[1], hyper)
             results.append((copies[0].tobytes(), copies[1].tobytes()))
-        assert results[0] == results[1] != (values.tobytes(), state.tobytes())
+        assert results[0] == results[1] != (values.tobytes(), np.concatenate(state).tobytes())
 
 
 def apply(address: int, values: Any, delta: Any, state: Any, hyper: Any) -> None:

@@ -10,8 +10,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from multiverso.rules.rule import Rule
-from multiverso.updaters.mean import mean
-from multiverso.updaters.nesterov import nesterov
+from multiverso.updaters.additions import mean
+from multiverso.updaters.momentum import nesterov
 
 
 def difference_to_centre(centre, local, state, stride, hyper, delta, count):

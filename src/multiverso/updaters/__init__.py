@@ -1,4 +1,4 @@
-"""Updaters: one file each. A new one is a file beside these and its name in ``_MAKERS``.
+"""Updaters, by kind. A new one stands beside its like, and its name in ``_MAKERS``.
 
 An updater with a required argument, as `delayed_nesterov` with the number of workers, has no name: it is given as a
 value.
@@ -10,20 +10,11 @@ from collections.abc import Callable
 from typing import Any, Literal
 
 from multiverso.spec.states import State
-from multiverso.updaters.adagrad import adagrad
 from multiverso.updaters.adam import adam
-from multiverso.updaters.adamw import adamw
-from multiverso.updaters.add import add
-from multiverso.updaters.delayed_nesterov import delayed_nesterov
-from multiverso.updaters.ftrl import ftrl
-from multiverso.updaters.mean import mean
-from multiverso.updaters.momentum import momentum
-from multiverso.updaters.nesterov import nesterov
-from multiverso.updaters.rmsprop import rmsprop
-from multiverso.updaters.rowwise_adagrad import rowwise_adagrad
-from multiverso.updaters.schedules import cosine, inverse_square_root
-from multiverso.updaters.sgd import sgd
-from multiverso.updaters.transformations import chain, clip, schedule, weight_decay
+from multiverso.updaters.adaptive import adagrad, ftrl, rmsprop, rowwise_adagrad
+from multiverso.updaters.additions import add, mean, sgd
+from multiverso.updaters.momentum import delayed_nesterov, momentum, nesterov
+from multiverso.updaters.transformations import adamw, chain, clip, cosine, inverse_square_root, schedule, weight_decay
 from multiverso.updaters.updater import Updater
 
 UpdaterName = Literal[
@@ -31,6 +22,7 @@ UpdaterName = Literal[
 ]  # fmt: skip
 _MAKERS = (adagrad, adam, adamw, add, ftrl, mean, momentum, nesterov, rmsprop, rowwise_adagrad, sgd)
 BY_NAME: dict[str, Callable[[], Updater]] = {make.__name__: make for make in _MAKERS}
+_OTHER_LOOPS = {"adam": (adam(count_per="table").apply,)}
 
 
 def resolve(updater: str | Updater) -> Updater:
@@ -42,7 +34,7 @@ def resolve(updater: str | Updater) -> Updater:
     if isinstance(updater, Updater):
         ours = BY_NAME.get(updater.name)
         # other workers, saved tables and the quick way of plain addition go by the name
-        if ours is not None and updater.apply.__module__ != ours().apply.__module__:
+        if ours is not None and updater.apply not in (ours().apply, *_OTHER_LOOPS.get(updater.name, ())):
             raise ValueError(
                 f"the name {updater.name!r} is that of multiverso.updaters.{updater.name}, and this updater applies "
                 f"another loop ({updater.apply.__module__}.{updater.apply.__qualname__}): give it a name of its own"

@@ -18,7 +18,7 @@ from multiverso.spec.states import State
 from multiverso.updaters.updater import Updater
 
 
-def _apply(values, delta, state, stride, hyper, count):
+def _adam(values, delta, state, stride, hyper, count):
     rate = hyper[0]
     beta_1 = hyper[1]
     beta_2 = hyper[2]
@@ -43,7 +43,7 @@ def _apply(values, delta, state, stride, hyper, count):
         values[i] -= rate * (first / left_1) / (math.sqrt(second / left_2) + epsilon)
 
 
-def _apply_counted(values, delta, state, stride, hyper, count):
+def _adam_counted(values, delta, state, stride, hyper, count):
     rate = hyper[0]
     beta_1 = hyper[1]
     beta_2 = hyper[2]
@@ -100,10 +100,10 @@ def adam(
     if count_per == "table":
         return Updater(
             "adam",
-            _apply_counted,
+            _adam_counted,
             states=(State("mu"), State("nu"), State("count", per="table")),
             hyper=hyper,
             rate_index=0,
         )
     states = (State("mu"), State("nu"), State("beta_1_power", 1.0), State("beta_2_power", 1.0))
-    return Updater("adam", _apply, states=states, hyper=hyper, rate_index=0)
+    return Updater("adam", _adam, states=states, hyper=hyper, rate_index=0)

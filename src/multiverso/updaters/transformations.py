@@ -2,17 +2,136 @@
 
 A transformation is a record; ``chain`` puts some of them before an updater, and returns an updater.
 """
+# mypy: disable-error-code="no-untyped-def"
 
 from __future__ import annotations
 
+import functools
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from multiverso.checks import positive
-from multiverso.updaters.around import Clip, Schedule, Transformation, WeightDecay
-from multiverso.updaters.decayed import decayed
-from multiverso.updaters.updater import Updater
+from multiverso.checks import not_negative, positive, whole
+from multiverso.spec.states import states_of
+from multiverso.updaters.adam import adam
+from multiverso.updaters.adaptive import adagrad, rmsprop, rowwise_adagrad
+from multiverso.updaters.additions import add, mean, sgd
+from multiverso.updaters.momentum import momentum, nesterov
+from multiverso.updaters.updater import Clip, Schedule, Transformation, Updater, WeightDecay
+
+
+@functools.cache
+def _decayed(inner: Callable[..., None], rate_index: int, place: int) -> Callable[..., None]:
+    """Returns a loop; ``rate_index`` below 0: the updater has no learning rate.
+
+    The same one again for the same arguments, so that it is compiled once.
+    """
+
+    def loop(values, delta, state, stride, hyper, count):
+        decay = hyper[place]
+        if rate_index >= 0:
+            decay = hyper[rate_index] * hyper[place]
+        for i in range(count):
+            values[i] -= decay * values[i]
+        inner(values, delta, state, stride, hyper, count)
+
+    return loop
+
+
+def decayed(updater: Updater, decay: float) -> Updater:
+    """Returns an updater before whose step ``values -= rate decay values``; see `weight_decay`."""
+    if updater.decays:
+        raise ValueError(f"{updater.name} brings a decay of its own: give it that")
+    if any(state.per == "table" for state in states_of(updater.states)):
+        raise ValueError(
+            f"{updater.name} counts the steps of the whole table behind its hyperparameters, where the decay would be: "
+            "use the form that keeps a count for each element, or adamw"
+        )
+    rate_index = -1 if updater.rate_index is None else updater.rate_index
+    loop = _decayed(updater.apply, rate_index, len(updater.hyper))
+    return replace(
+        updater, name=f"weight_decay+{updater.name}", apply=loop, hyper=(*updater.hyper, float(decay)), decays=True
+    )
+
+
+def _named(updater: Updater) -> Callable[..., None]:
+    """Returns the loop of one of our own updaters, which calls itself what it is called below."""
+    loop = decayed(updater, 1.0).apply
+    loop.__name__ = loop.__qualname__ = f"_decayed_{updater.name}"
+    return loop
+
+
+# A loop that stands under its own name in a module is compiled once on a machine; a user's is, in each process.
+_decayed_adagrad = _named(adagrad())
+_decayed_adam = _named(adam())
+_decayed_add = _named(add())
+_decayed_mean = _named(mean())
+_decayed_momentum = _named(momentum())
+_decayed_nesterov = _named(nesterov())
+_decayed_rmsprop = _named(rmsprop())
+_decayed_rowwise_adagrad = _named(rowwise_adagrad())
+_decayed_sgd = _named(sgd())
+
+
+def adamw(
+    learning_rate: float = 0.001,
+    beta_1: float = 0.9,
+    beta_2: float = 0.999,
+    epsilon: float = 1e-8,
+    weight_decay: float = 0.01,
+) -> Updater:
+    """Returns Adam's step after ``values -= learning_rate weight_decay values``; deltas are gradients.
+
+    Loshchilov and Hutter, Decoupled weight decay regularization, ICLR 2019 (arXiv 1711.05101), algorithm 2. As PyTorch
+    writes it, the decay is multiplied by the learning rate. A number that gets no gradient, as a row that no batch
+    names, keeps its moments and its count, and does not decay: the lazy form.
+
+    Args:
+        learning_rate: above 0.
+        beta_1, beta_2: decay of the first and the second moment, from 0, less than 1.
+        epsilon: above 0.
+        weight_decay: 0 or more.
+    """
+    step = adam(learning_rate, beta_1, beta_2, epsilon)
+    return replace(decayed(step, not_negative(weight_decay, "weight decay")), name="adamw")
+
+
+def cosine(rate: float, steps: int, *, warmup: int = 0, least: float = 0.01) -> Callable[[int], float]:
+    """Returns a rate that rises linearly for ``warmup`` steps, then falls along half a cosine, and stays there.
+
+    Loshchilov and Hutter, SGDR (arXiv 1608.03983), equation 5, without restarts.
+
+    Args:
+        rate: the highest, above 0.
+        steps: until it has fallen, those of the rise included; more than ``warmup``.
+        warmup: 0 or more.
+        least: what it falls to, as a part of ``rate``, above 0.
+    """
+    highest, lowest = positive(rate, "learning rate"), positive(least, "least part")
+    rise = whole(warmup, "warmup", 0)
+    fall = whole(steps, "steps", rise + 1) - rise
+
+    def at(step: int) -> float:
+        if step < rise:
+            return highest * (step + 1) / rise
+        done = min((step - rise) / fall, 1.0)
+        return highest * (lowest + (1 - lowest) * (1 + math.cos(math.pi * done)) / 2)
+
+    return at
+
+
+def inverse_square_root(rate: float, warmup: int = 1) -> Callable[[int], float]:
+    """Returns a rate that rises linearly for ``warmup`` steps, then falls as one over the square root of the step.
+
+    Vaswani et al., Attention is all you need (arXiv 1706.03762), equation 3.
+
+    Args:
+        rate: the highest, above 0.
+        warmup: 1 or more.
+    """
+    highest, rise = positive(rate, "learning rate"), whole(warmup, "warmup", 1)
+    return lambda step: highest * min((step + 1) / rise, math.sqrt(rise / (step + 1)))
 
 
 def clip(value: float | None = None, *, norm: float | None = None) -> Clip:
