@@ -383,7 +383,7 @@ def test_warming_up_compiles_every_module_of_kernels() -> None:
         modules = {name: importlib.import_module(f"multiverso.kernels.{name}") for name in declaring}
         assert names == {name for name, module in modules.items() if kernels_of(module, dtype)}
     loops = {name for kind, name, _ in warmup.everything(["float32"]) if kind == "loops"}
-    assert {"multiverso.updaters.momentum", "multiverso.rules.easgd", "multiverso.rules.averaging"} <= loops
+    assert {"multiverso.updaters.momentum", "multiverso.rules.additive", "multiverso.rules.averaging"} <= loops
 
 
 def test_every_loop_of_ours_is_compiled_from_its_module() -> None:

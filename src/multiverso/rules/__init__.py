@@ -19,14 +19,10 @@ A rule of your own is a `Rule` of two small loops; see the how-to page "Choose a
 
 from __future__ import annotations
 
-from multiverso.rules.asgd import asgd
-from multiverso.rules.averaging import diloco, local_sgd, model_averaging
-from multiverso.rules.dcasgd import dcasgd, dcasgd_adaptive
-from multiverso.rules.downpour import downpour
-from multiverso.rules.easgd import easgd
-from multiverso.rules.named import RuleName, rule_of
+from multiverso.rules.additive import asgd, dcasgd, dcasgd_adaptive, downpour
+from multiverso.rules.averaging import diloco, easgd, local_sgd, model_averaging
 from multiverso.rules.rule import Rule
-from multiverso.rules.shared import Shared, share
+from multiverso.rules.shared import RuleName, Shared, rule_of, share
 
 __all__ = [
     "Rule",

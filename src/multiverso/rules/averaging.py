@@ -1,7 +1,8 @@
-"""Rules that average: what every worker has changed since the last round, as it is or through an outer step.
+"""Rules that average: all workers' changes of a round, as they are or through an outer step; a worker and the centre.
 
 Model averaging: McDonald et al. 2010, "Distributed Training Strategies for the Structured Perceptron". Local SGD with
-an outer Nesterov step (DiLoCo): Douillard et al. 2023, arXiv 2311.08105, algorithm 1.
+an outer Nesterov step (DiLoCo): Douillard et al. 2023, arXiv 2311.08105, algorithm 1. Elastic averaging SGD: Zhang,
+Choromanska and LeCun 2015, arXiv 1412.6651, equations 5 and 6.
 """
 # mypy: disable-error-code="no-untyped-def"
 
@@ -9,6 +10,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from multiverso.checks import number
 from multiverso.rules.rule import Rule
 from multiverso.updaters.additions import mean
 from multiverso.updaters.momentum import nesterov
@@ -58,3 +60,28 @@ def local_sgd(outer_lr: float = 0.7, outer_momentum: float = 0.9) -> Rule:
 
 
 diloco = local_sgd
+
+
+def _easgd_push(centre, local, state, stride, hyper, delta, count):
+    alpha = hyper[0]
+    for i in range(count):
+        # one difference for both sides: their sum stays, to the last rounding
+        difference = alpha * (local[i] - centre[i])
+        local[i] -= difference
+        delta[i] = difference
+
+
+def easgd(alpha: float) -> Rule:
+    """Returns elastic averaging: ``d = alpha (local - centre); local -= d; centre += d``.
+
+    Workers explore on their own and are drawn to the centre, which is what to validate and save. Exchange
+    every few minibatches (the paper: 10).
+
+    Args:
+        alpha: the moving rate, above 0 and at most 1. The paper takes 0.9 divided by the number of workers;
+            in synchronous mode workers and centre run away from each other when alpha x (workers + 1) is
+            above 2.
+    """
+    if not 0 < number(alpha) <= 1:
+        raise ValueError(f"alpha is a moving rate, above 0 and at most 1; got {alpha!r}")
+    return Rule("easgd", _easgd_push, hyper=(float(alpha),))
