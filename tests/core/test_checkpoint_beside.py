@@ -16,8 +16,8 @@ from core_support import bits, let_die, outcome, together, wait_for
 
 import multiverso as mv
 from multiverso.checkpoints import Parts, beginning, board, generations, periodic, writing
+from multiverso.checkpoints.loading import Role, role_of
 from multiverso.checkpoints.manifests import Generation, read_generations
-from multiverso.checkpoints.roles import Role, role_of
 from multiverso.checkpoints.stores import Remote, open_store
 from multiverso.errors import ClosedError, SnapshotError
 from multiverso.kernels import waits

@@ -12,8 +12,8 @@ from multiverso.memory.heap import Heap
 from multiverso.memory.huge_pages import LARGE
 from multiverso.memory.segment import Segment
 from multiverso.runtime import Session
+from multiverso.tables.collection import keyed_tables
 from multiverso.tables.keyed import growth as keyed_growth
-from multiverso.tables.open_tables import keyed_tables
 
 KEYS, BATCH = 160_000, 10_000
 

@@ -18,8 +18,9 @@ from multiverso.layout import words as at
 from multiverso.runtime import Node, Session
 from multiverso.runtime.node import numbers
 from multiverso.runtime.session import replacing
-from multiverso.tables import ArrayTableHandler, MatrixTableHandler, loading
+from multiverso.tables import ArrayTableHandler, MatrixTableHandler
 from multiverso.tables.collection import load_all, save_all
+from multiverso.tables.held import check_all
 from multiverso.updaters import Updater, adam, chain, momentum, schedule
 
 SYNC: dict[str, Any] = {"sync": True}
@@ -273,7 +274,7 @@ def test_what_was_saved_is_loaded_on_all_hosts(options: dict[str, Any], tmp_path
             np.testing.assert_array_equal(before[2], after[1])
         session.barrier()
         assert_same(go_on(), first)
-        error = outcome(lambda: loading.check_all(session, "it", [np.ones(session.worker_id)]))
+        error = outcome(lambda: check_all(session, "it", [np.ones(session.worker_id)]))
         assert isinstance(error, SnapshotError), error
         session.barrier()
         return other

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from multiverso.checkpoints.loading import is_newcomer, load, worker_folder
-from multiverso.checkpoints.parts import Parts
+from multiverso.checkpoints.parts import Parts, random_state, set_random_state
 from multiverso.checkpoints.periodic import Checkpoint, checkpoint
-from multiverso.checkpoints.randomness import random_state, set_random_state
 from multiverso.checkpoints.saving import save
 from multiverso.checkpoints.trees import read_tree, write_tree
 

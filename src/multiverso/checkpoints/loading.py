@@ -1,19 +1,73 @@
-"""Loading a run: collective, all of it in all workers, or nothing is changed in any."""
+"""Loading a run: collective, all of it in all workers, or nothing is changed in any.
+
+Where more or fewer workers resume a run than saved it, each gets a role: whose saved state it resumes. A replacement
+loads its own part of the newest checkpoint alone, while the others train on: nothing there waits for them, and no table
+changes.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from multiverso.checkpoints.generations import check_tables, newest_undamaged
-from multiverso.checkpoints.manifests import read_generations
+from multiverso.checkpoints.manifests import Generation, read_generations
 from multiverso.checkpoints.parts import Parts, Table, read_own, read_part
-from multiverso.checkpoints.roles import count, role_of, tell
 from multiverso.checkpoints.stores import PathLike, Store, open_store
 from multiverso.errors import MultiversoError, SnapshotError
 from multiverso.runtime import Session
 from multiverso.runtime.collective.agreement import Together
+from multiverso.saying import say
+
+
+@dataclass(frozen=True)
+class Role:
+    """Whose state a worker resumes: its own; or one's that nobody else has, where it has none.
+
+    Attributes:
+        saved_as: whose part it takes.
+        newcomer: that worker's place has been taken already: there are more workers than were saved.
+        left: whose part nobody takes, as there are fewer; each is in one worker's role.
+    """
+
+    saved_as: int
+    newcomer: bool
+    left: list[int]
+
+
+def role_of(generation: Generation, live: list[int], me: int) -> Role:
+    """Returns whose state a live worker resumes."""
+    saved, place = generation.workers, live.index(me)
+    role_of_live, left = _shared_out(saved, live)
+    return Role(role_of_live.get(me, saved[place % len(saved)]), me not in role_of_live, left[place :: len(live)])
+
+
+def _shared_out(saved: list[int], live: list[int]) -> tuple[dict[int, int], list[int]]:
+    """Returns who resumes whose state, and whose nobody does."""
+    without, unclaimed = [w for w in live if w not in saved], [w for w in saved if w not in live]
+    return {w: w for w in live if w in saved} | dict(zip(without, unclaimed, strict=False)), unclaimed[len(without) :]
+
+
+def tell(store: Store, generation: Generation, session: Session, live: list[int], leads: bool) -> None:
+    """Prints which worker resumes whose state; nothing where as many resume as have saved."""
+    role = role_of(generation, live, session.worker_id)
+    by = f"{store} was saved by {count(generation.workers)}"
+    if role.newcomer:
+        say(
+            f"{by}, so worker {session.worker_id} has nothing of its own there: it begins from the shared values, "
+            f"and gets as own what worker {role.saved_as} had handed over"
+        )
+    elif leads and (left := _shared_out(generation.workers, live)[1]):
+        gone = ", ".join(map(str, left))
+        say(f"{by}, and {count(live)} resumed: what was worker {gone}'s own is left out")
+
+
+def count(workers: list[int]) -> str:
+    """Returns which workers, in words."""
+    return f"{len(workers)} worker{'s' * (len(workers) != 1)} ({', '.join(map(str, workers))})"
+
 
 STEPS_OF_LOAD = 6  # that all workers do together
 
@@ -145,3 +199,43 @@ def is_newcomer(session: Session, directory: PathLike) -> bool:
     """Returns whether a run is saved in ``directory``, by so few workers that this one has nothing of its own there."""
     generations = read_generations(open_store(directory), missing_ok=True)
     return bool(generations) and role_of(generations[-1], session.live_workers(), session.worker_id).newcomer
+
+
+_TRIES = 3
+
+
+def load_own(
+    session: Session, store: Store, check: Callable[[Parts], None], apply: Callable[[Parts], None]
+) -> tuple[dict[str, Any], bool] | None:
+    """Reads what this worker's last process had handed over; its managers begin with the tables' values.
+
+    Args:
+        session: this worker's session.
+        store: where.
+        check: raises where it does not fit; changes nothing.
+        apply: takes it over.
+
+    Returns:
+        what was saved, and whether it was this worker's: one that had saved nothing gets another's. None where nothing
+        was saved.
+
+    Raises:
+        SnapshotError: all of it is damaged.
+    """
+    for attempt in range(_TRIES):
+        generations = read_generations(store, missing_ok=True)
+        if not generations:
+            return None
+        try:
+            generation = newest_undamaged(store, generations)
+            saved_as = session.worker_id if session.worker_id in generation.common else generation.workers[0]
+            own, common = read_part(store, generation, saved_as)
+        except (SnapshotError, OSError):
+            if attempt == _TRIES - 1:
+                raise
+            continue  # it was replaced by a newer one meanwhile
+        parts = Parts(own, common, newcomer=True)
+        checked(store, check, parts)
+        apply(parts)
+        return own, saved_as == session.worker_id
+    raise AssertionError("unreachable")

@@ -3,7 +3,7 @@
 A consistency (``asynchronous``, ``bounded``, ``synchronous``) is what reads and adds mean. It gets flat arrays that
 have been checked, works on the table's memory through kernels, and knows no session, node or process: what it needs
 of them is a `TableAccess`. A new one is a file beside those three, with the methods of `Consistency`,
-and a line in ``by_mode.py``.
+and a line in ``tables/held.py``.
 
 **What a call that raised has done is in memory.** An exception (Ctrl-C, an alarm's handler, a deadline) may come
 between any two steps of Python, also after a kernel is done and before its caller knows it. So every kernel writes how

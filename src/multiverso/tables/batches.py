@@ -27,8 +27,7 @@ from multiverso.memory.words import load32, wait_for_change
 from multiverso.runtime.collective.shared_lock import held, prepare
 from multiverso.runtime.session.patience import Patience
 from multiverso.runtime.session.session import Session
-from multiverso.tables.asked_batches import AskedBatches
-from multiverso.tables.epochs import Epoch, Words, bits_of, lost_in_batch, other_epoch
+from multiverso.tables.asked_batches import AskedBatches, Epoch, Words, bits_of, lost_in_batch, other_epoch
 
 HEAD = Record(128)
 HEAD.mutex("lock")

@@ -1,4 +1,4 @@
-"""All tables of a session, saved and loaded together.
+"""All tables of a session: those that are open, by their kinds, and how they are saved and loaded together.
 
 A directory holds a file for each table and ``manifest.json``, which is replaced last: until then a reader finds
 the files of the save before. One worker at a time writes there; the others wait for it, and have nothing left to do
@@ -20,12 +20,29 @@ from multiverso.errors import SnapshotError, WaitTimeoutError
 from multiverso.files import opening as files
 from multiverso.files.parsing import Count, read_record
 from multiverso.runtime.session.replacing import leaves_values
-from multiverso.tables.open_tables import handlers, keyed_tables
+from multiverso.runtime.session.session import Session
+from multiverso.tables.handler import TableHandler
+from multiverso.tables.keyed.table import KeyedTable
 
 if TYPE_CHECKING:
     from multiverso.runtime.session.session import Session
     from multiverso.tables.handler import TableHandler
     from multiverso.tables.keyed.table import KeyedTable
+
+
+def handlers(session: Session) -> list[TableHandler]:
+    """Returns the handlers of a session's arrays and matrices, in the order in which the tables were made."""
+    return [handle for handle in session.handles if isinstance(handle, TableHandler)]
+
+
+def keyed_tables(session: Session) -> dict[str, KeyedTable]:
+    """Returns the first open object of each keyed table, by what the job calls the table."""
+    found: dict[str, KeyedTable] = {}
+    for handle in session.handles:
+        if isinstance(handle, KeyedTable):
+            found.setdefault(handle._called, handle)
+    return found
+
 
 _MANIFEST = "manifest.json"
 _LOCK = ".lock"

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any, Generic
 
@@ -12,18 +13,23 @@ import numpy as np
 import numpy.typing as npt
 
 from multiverso.compiling.on_demand import compile_update
-from multiverso.consistency.by_mode import OF_MODE
+from multiverso.consistency.asynchronous import Asynchronous
+from multiverso.consistency.bounded import Bounded
 from multiverso.consistency.protocol import Consistency, TableAccess
+from multiverso.consistency.quorum import QuorumRounds
+from multiverso.consistency.synchronous import Synchronous
 from multiverso.deadline import Deadline
+from multiverso.errors import SnapshotError
 from multiverso.kernels.plain_arrays import is_plain
 from multiverso.layout import words as at
 from multiverso.memory.words import load64
+from multiverso.runtime.collective.agreement import all_gather
 from multiverso.runtime.job.options import check_table
 from multiverso.runtime.session.refusals import refuse_under_rule
 from multiverso.runtime.session.session import Session, table_key
 from multiverso.shards.shard import Shard
 from multiverso.spec.table import INITIAL, TableSpec
-from multiverso.tables import loading, saving
+from multiverso.tables import saving
 from multiverso.tables.convert import Array, as_whole, readable
 from multiverso.tables.operations import Operations, Posted
 from multiverso.tables.output import Output, fresh, into
@@ -31,6 +37,51 @@ from multiverso.tables.pending import Queue
 from multiverso.tables.table import Closed, Table
 from multiverso.tables.typed import Scalar
 from multiverso.updaters import Updater
+
+
+def is_first(session: Session, number: int, claimed: int | None) -> bool:
+    """Returns whether this worker is the one, of all that load the same table between two barriers, that writes.
+
+    Differences of all hosts add up, so only one may make them.
+
+    Args:
+        session: of a job on several hosts.
+        number: of the table.
+        claimed: the barrier at which this worker was it last.
+    """
+    if claimed == session.barriers:
+        return True
+    what = f"load of table {number} at barrier {session.barriers}"
+    question = {"about": "count", "name": what, "amount": 1}
+    return session.node.ask_hosts(question, session.start_deadline(), f"the {what}").get("before") == 0
+
+
+def check_all(session: Session, what: str, arrays: Iterable[Array]) -> None:
+    """Waits until all workers load the same: each host has states of its own to be overwritten.
+
+    Raises:
+        SnapshotError: they do not; nothing was changed.
+        WaitTimeoutError, DeadlockError, WorkerLostError: not everyone came.
+    """
+    digest = hashlib.sha256()
+    for array in arrays:
+        digest.update(array.tobytes())
+    digests = all_gather(session, digest.hexdigest())
+    others = sorted(worker for worker, theirs in digests.items() if theirs != digest.hexdigest())
+    if others:
+        raise SnapshotError(
+            f"{what} is loaded by all workers of all hosts, and workers {', '.join(map(str, others))} load something "
+            "else; nothing was changed"
+        )
+
+
+# A new one is a file of `consistency/`, a mode in `spec/modes.py` and a line here.
+OF_MODE: dict[int, Callable[[TableAccess], Consistency]] = {
+    at.ASYNCHRONOUS: Asynchronous,
+    at.BOUNDED: Bounded,
+    at.SYNCHRONOUS: Synchronous,
+    at.QUORUM: QuorumRounds,
+}
 
 
 class HeldTable(Table[TableSpec], Generic[Scalar]):
@@ -175,7 +226,7 @@ class HeldTable(Table[TableSpec], Generic[Scalar]):
     def _check_others(self, values: Array, states: list[Array]) -> None:
         """Before a load: where each host has something of its own to be overwritten, all workers load the same."""
         if self._steps_of_load:
-            loading.check_all(self._session, self._name, [values, *states])
+            check_all(self._session, self._name, [values, *states])
 
     def _read(self, path: str | os.PathLike[str]) -> tuple[Array, list[Array]]:
         """Returns the values and updater state that `save` wrote, if they fit this table."""
@@ -204,7 +255,7 @@ class HeldTable(Table[TableSpec], Generic[Scalar]):
         session = self._session
         if not session.hosts or self._how.in_rounds:
             return True
-        if not loading.is_first(session, self._number, self._loaded_at):
+        if not is_first(session, self._number, self._loaded_at):
             return False
         self._loaded_at = session.barriers
         return True

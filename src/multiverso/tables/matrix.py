@@ -17,7 +17,6 @@ from multiverso.kernels.plain_arrays import are_plain_rows
 from multiverso.runtime.session.current import current
 from multiverso.runtime.session.session import Session
 from multiverso.spec.table import Initial, checked_count, checked_dtype
-from multiverso.tables.changes import Changes
 from multiverso.tables.convert import (
     INT64,
     Array,
@@ -30,7 +29,7 @@ from multiverso.tables.convert import (
     writable,
 )
 from multiverso.tables.handler import TableHandler
-from multiverso.tables.operations import ADD_ROWS, EXCHANGE_ROWS, GET_ROWS
+from multiverso.tables.operations import ADD_ROWS, EXCHANGE_ROWS, GET_ROWS, Changes
 from multiverso.tables.output import Output
 from multiverso.tables.pending import Pending
 from multiverso.tables.table import spec_with
