@@ -14,8 +14,7 @@ import numpy.typing as npt
 from multiverso.errors import StartupError
 from multiverso.runtime.joining import join
 from multiverso.runtime.session.current import current, is_open, latest, set_current
-from multiverso.runtime.session.open_sessions import abandoned_by, open_sessions
-from multiverso.runtime.session.session import Session
+from multiverso.runtime.session.session import Session, abandoned_by, open_sessions
 from multiverso.spec.modes import Grace
 from multiverso.turns import new_lock, turn
 

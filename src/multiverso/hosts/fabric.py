@@ -24,8 +24,7 @@ from multiverso.hosts.transport.credentials import Credentials
 from multiverso.hosts.transport.handshake import ROUNDS, VALUES
 from multiverso.hosts.values.copies import CHUNK_BYTES, Copy, chunk_bytes_of
 from multiverso.hosts.values.held_tables import HeldTables
-from multiverso.hosts.values.link import Link
-from multiverso.hosts.values.loop import Loop
+from multiverso.hosts.values.link import Link, Loop
 from multiverso.hosts.values.options import Every
 from multiverso.hosts.values.state import Held, Ticket
 from multiverso.saying import Progress

@@ -32,7 +32,7 @@ from multiverso.wire import messages
 from multiverso.wire.trust import new_secret, proof_needed, user_secret
 
 if TYPE_CHECKING:
-    from multiverso.runtime.discovery.meetings.meeting import Found
+    from multiverso.runtime.discovery.meetings.meeting import Found, Met
 
 _NODE_ATTEMPTS = 12
 _LOOK_SECONDS = 0.02
@@ -168,11 +168,9 @@ def _join(job: JobInfo, options: dict[str, Any], start: float) -> Session:
 
 def _join_hosts(job: JobInfo, secret: str, options: dict[str, Any], start: float) -> Session:
     """Of a job on several hosts: each host's first worker starts its node once the hosts have found each other."""
-    from multiverso.runtime.discovery.rendezvous import meet
-
     number = next(_hosts_joined)
     deadline = time.monotonic() + start
-    met = meet(job, number, secret, start)
+    met = _meet(job, number, secret, start)
     name = socket_name(met.key, secret)
     if met.found is not None:
         with contextlib.ExitStack() as stack:
@@ -192,6 +190,34 @@ def _join_hosts(job: JobInfo, secret: str, options: dict[str, Any], start: float
 
 
 _hosts_joined = itertools.count()
+
+
+def _meet(job: JobInfo, number: int, secret: str, timeout_seconds: float) -> Met:
+    """Waits until the job's hosts have found each other, where our launcher has not started them.
+
+    Three ways, by what has started them. Under torchrun over the store that its agents keep; under mpirun over MPI
+    itself; under srun from Slurm's variables and what only this user knows, without a word between the hosts.
+
+    Args:
+        job: what the environment says.
+        number: of this `init` in this process, as each makes a job of its own.
+        secret: what only this user knows; empty where there is nothing.
+        timeout_seconds: how long to wait for what another host has to say.
+
+    Raises:
+        StartupError: the others cannot be reached, or not all came in time.
+    """
+    if job.store is not None:
+        from multiverso.runtime.discovery.meetings.store import meet_over_store
+
+        return meet_over_store(job, number, timeout_seconds)
+    if job.roster is not None:
+        from multiverso.runtime.discovery.meetings.slurm import meet_in_slurm
+
+        return meet_in_slurm(job, job.roster, number, secret)
+    from multiverso.runtime.discovery.meetings.mpi import meet_over_mpi
+
+    return meet_over_mpi(job, number, timeout_seconds)
 
 
 def _user_secret() -> str:

@@ -24,7 +24,7 @@ from multiverso.errors import NotInThisJobError, StartupError
 from multiverso.layout import words as at
 from multiverso.layout.records import Record
 from multiverso.memory.words import load32, wait_for_change
-from multiverso.runtime.collective.shared_lock import held, prepare
+from multiverso.runtime.collective.job_lock import held, prepare
 from multiverso.runtime.session.patience import Patience
 from multiverso.runtime.session.session import Session
 from multiverso.tables.asked_batches import AskedBatches, Epoch, Words, bits_of, lost_in_batch, other_epoch

@@ -6,7 +6,7 @@ from operator import index
 
 from multiverso.deadline import Deadline
 from multiverso.in_process import InProcess
-from multiverso.runtime.collective.shared_lock import held, prepare
+from multiverso.runtime.collective.job_lock import held, prepare
 from multiverso.runtime.session.current import current
 from multiverso.runtime.session.session import Session
 

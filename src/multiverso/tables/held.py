@@ -20,12 +20,12 @@ from multiverso.consistency.quorum import QuorumRounds
 from multiverso.consistency.synchronous import Synchronous
 from multiverso.deadline import Deadline
 from multiverso.errors import SnapshotError
+from multiverso.hosts.values.options import refuse_under_rule
 from multiverso.kernels.plain_arrays import is_plain
 from multiverso.layout import words as at
 from multiverso.memory.words import load64
 from multiverso.runtime.collective.agreement import all_gather
 from multiverso.runtime.job.options import check_table
-from multiverso.runtime.session.refusals import refuse_under_rule
 from multiverso.runtime.session.session import Session, table_key
 from multiverso.shards.shard import Shard
 from multiverso.spec.table import INITIAL, TableSpec

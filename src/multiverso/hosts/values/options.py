@@ -1,4 +1,4 @@
-"""How a job's tables travel between its hosts: the arguments of `init` about that, checked."""
+"""How a job's tables travel between its hosts: the arguments of `init` about that, checked; and what cannot be done."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from multiverso.errors import DtypeMismatchError, StartupError
+from multiverso.errors import DtypeMismatchError, NotInThisJobError, StartupError
 from multiverso.hosts.values.codecs import Wire
 
 NAMES = ("sum", "mean", "local_sgd", "diloco")
@@ -176,3 +176,39 @@ def _every(value: Any) -> Every:
             f"every is a number of seconds, 0 or more, or a text such as '100 adds'; got {str(value)[:_LONGEST_TEXT]!r}"
         )
     return Every(seconds=seconds)
+
+
+def refuse_across_hosts(hosts: tuple[str, ...], what: str, instead: str) -> None:
+    """Before something that works among the workers of one host only.
+
+    Args:
+        hosts: the job's, ``Session.hosts``.
+        what: what it is.
+        instead: what to do, as half a sentence.
+
+    Raises:
+        NotInThisJobError: the job is on several hosts. Nothing was changed.
+    """
+    if hosts:
+        raise NotInThisJobError(
+            f"{what} works on one host only yet, and this job is on {len(hosts)} ({', '.join(hosts)}): {instead}"
+        )
+
+
+def refuse_under_rule(hosts: tuple[str, ...], exchange: ExchangeOptions, what: str, dtype: np.dtype[Any]) -> None:
+    """Before something that replaces values, of which a rule between hosts would make a part of the change.
+
+    Args:
+        hosts: the job's, ``Session.hosts``.
+        exchange: how its tables travel, ``Session.exchange``.
+        what: what it is.
+        dtype: the table's.
+
+    Raises:
+        NotInThisJobError: the job is on several hosts, with such a rule. Nothing was changed.
+    """
+    if hosts and exchange.rule_of(dtype) != "sum":
+        raise NotInThisJobError(
+            f"{what} cannot replace values that hosts share by between={exchange.between!r}: give them as "
+            "init_value=, or use between='sum'"
+        )

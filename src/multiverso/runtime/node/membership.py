@@ -1,13 +1,16 @@
-"""Who is in the job: numbers given out and taken back, the common start, one run of the job after another."""
+"""Who is in the job: numbers given out and taken back, the common start, and one run with its memory after another."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
 
 from multiverso.errors import MultiversoError, StartupError
 from multiverso.layout import words as at
+from multiverso.memory import mutex
+from multiverso.memory.heap import Heap
+from multiverso.memory.segment import Segment
 from multiverso.node_log import log
 from multiverso.runtime.job.control import Control
 from multiverso.runtime.job.options import begun_twice, differ, too_late
@@ -17,11 +20,63 @@ from multiverso.runtime.node.connection import Connection
 from multiverso.runtime.node.creation import Creations, lost_error
 from multiverso.runtime.node.deaths import Deaths
 from multiverso.runtime.node.hosts import Hosts
-from multiverso.runtime.node.job_memory import JobMemory
 from multiverso.runtime.node.numbers import Attached, Numbers, is_child
 from multiverso.wire import messages
 from multiverso.wire.messages import Message
 from multiverso.wire.requests import Attach, Ready, Withdraw
+
+_ELASTIC_CAPACITY = at.MAX_WORKERS
+
+
+class JobMemory:
+    """A fresh control segment and no tables. Owner: the node's thread.
+
+    Args:
+        workers_num: how many workers the job has; None for any number that come and go.
+        continues: whether the others continue without a lost worker, unless the workers say otherwise.
+        hosts: those of the job, which begin with this memory.
+        comes_again: whether another process may come for a worker of this host that died.
+
+    Attributes:
+        control: the control segment.
+        control_bytes: its size.
+        catalogue: the tables.
+        creations: those in the making.
+        heap: the memory that all of it lies in.
+    """
+
+    def __init__(
+        self, workers_num: int | None, continues: bool, hosts: Hosts, comes_again: Callable[[int], bool]
+    ) -> None:
+        capacity = workers_num or _ELASTIC_CAPACITY
+        self._held = False
+        self.heap = Heap("job")
+        try:
+            self.control_bytes = at.control_bytes(capacity)
+            offset = self.heap.reserve(self.control_bytes, "a job's control segment")
+            segment = Segment(self.heap.descriptor, offset, self.control_bytes)
+            self.control = Control(segment, *hosts.places())
+            self.control.initialise(capacity)
+            self.control.continue_without_lost(continues)
+            self.catalogue = catalogue = Catalogue(self.control, self.heap)
+            fixed = workers_num is not None
+            self.creations = hosts.begin(self.control, catalogue, fixed, comes_again)
+        except BaseException:
+            self.heap.close()
+            raise
+
+    def hold(self) -> None:
+        """Takes the mutex that says that the node lives: its thread's end is the node's death."""
+        mutex.lock(self.control.address + at.NODE_LIFE, 1.0)
+        self._held = True
+
+    def close(self) -> None:
+        """Frees the memory; those that still wait in it see that the node is gone."""
+        self.heap.close()
+        if self._held:
+            mutex.unlock(self.control.address + at.NODE_LIFE)
+            self._held = False
+
 
 BARRIERS = (0, "barriers")  # beside the tables, whose numbers begin at 1
 

@@ -1,13 +1,21 @@
-"""What a waiting worker looks at between two slices of half a second: is anyone lost, is it time to give up?"""
+"""How a worker waits: what it looks at between two slices of half a second, which of its threads wait, and barriers.
+
+At each look: is anyone lost, is it time to give up?
+"""
 
 from __future__ import annotations
 
+import ctypes
+import functools
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 
 from multiverso import kernels
 from multiverso.deadline import SLICE_SECONDS, Deadline
 from multiverso.errors import ClosedError, DeadlockError, MultiversoError, WaitTimeoutError, WorkerLostError
+from multiverso.kernels import waits
 from multiverso.layout import words as at
 from multiverso.memory.words import load32, store32, wait_for_change
 from multiverso.runtime.job.wait_graph import COLLECTIVE, WaitGraph, names
@@ -215,3 +223,102 @@ def await_version(
                 kernels.LOST_SOMEONE if lost and not session.control.continues else kernels.TIMED_OUT
             )
         wait_for_change(base + at.CHANGED, event, patience.deadline.left(longest))
+
+
+class Threads:
+    """The threads of one worker that have waited for others. Any thread.
+
+    A thread of the user's may continue as long as it lives. One of ours that does things in the background (a table's
+    queue, a checkpoint's writer) does so only while it is in the middle of one.
+    """
+
+    def __init__(self) -> None:
+        self._first = threading.current_thread()
+        self._others: dict[int, threading.Thread] = {}
+        self._background: dict[int, bool] = {}  # of ours, and whether it is in the middle of something
+        self._blocked: set[int] = set()  # that wait for one of ours, however long it takes
+
+    @property
+    def several(self) -> bool:
+        """Whether there is more than the thread that has made the session."""
+        return bool(self._others or self._background)
+
+    @contextmanager
+    def in_background(self) -> Iterator[None]:
+        """Around what a thread of ours does beside the user's."""
+        me = threading.get_ident()
+        self._background[me] = True
+        try:
+            yield
+        finally:
+            self._background[me] = False
+
+    @contextmanager
+    def blocked(self) -> Iterator[None]:
+        """Around a thread's wait without a deadline for what one of ours does."""
+        me = threading.get_ident()
+        self._blocked.add(me)
+        try:
+            yield
+        finally:
+            self._blocked.discard(me)
+
+    def note(self, word: ctypes.c_int32) -> None:
+        """Before and while a thread waits: writes for the other workers whether another thread may continue."""
+        me = threading.get_ident()
+        if me != self._first.ident and me not in self._background:
+            self._others[me] = threading.current_thread()
+        self._others = {ident: thread for ident, thread in self._others.items() if thread.is_alive()}
+        users = [one for one in (self._first, *self._others.values()) if one.ident not in self._blocked]
+        moving = any(moves for ident, moves in self._background.items() if ident != me)
+        word.value = int(moving or any(thread.ident != me and thread.is_alive() for thread in users))
+
+
+class Barrier:
+    """Owner: the session, to which it does not refer: a cycle would keep the memory until the next collection.
+
+    Attributes:
+        passed: the number of the last barrier that this worker has passed.
+    """
+
+    def __init__(self) -> None:
+        waits.barrier.compiled()  # now, and not while others wait for this worker
+        self.passed = 0
+        self._raised = 0  # the number of one that raised: the next call is its repetition
+
+    def wait(
+        self,
+        session: SessionView,
+        lock: AbstractContextManager[object],
+        tell: Callable[[int], None],
+        deadline: Deadline,
+    ) -> None:
+        """Flushes, arrives at the next barrier (or again at one that raised), and waits for every live worker.
+
+        Args:
+            session: whose barrier it is.
+            lock: lets one thread at a time into a barrier.
+            tell: reports to the node which barrier this worker is about to wait at.
+            deadline: until when.
+
+        Raises:
+            WorkerLostError, NodeLostError, DeadlockError, WaitTimeoutError: ``session.resume`` does, by
+                ``Patience.raise_if_hopeless`` twice a second while it waits.
+            OutOfMemoryError: ``session.raise_if_unsent`` does.
+        """
+        target = 0
+        try:
+            session.flush_until(deadline)
+            with lock:
+                target = self._raised or self.passed + 1
+                arrive = functools.partial(waits.barrier.compiled(), session.control.address, session.worker_id, target)
+                tell(target)
+                code = arrive()
+                if code:
+                    session.resume(code, arrive, deadline, f"barrier {target}")
+                session.raise_if_unsent()
+                self.passed = max(self.passed, target)
+        except BaseException:
+            self._raised = target or self._raised
+            raise
+        self._raised = 0

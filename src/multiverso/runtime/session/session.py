@@ -16,7 +16,7 @@ from typing import Any, Self
 
 from multiverso.deadline import SLICE_SECONDS, Deadline, checked_seconds
 from multiverso.errors import ClosedError, NodeLostError, StartupError
-from multiverso.hosts.values.options import ExchangeOptions
+from multiverso.hosts.values.options import ExchangeOptions, refuse_across_hosts
 from multiverso.in_process import InProcess
 from multiverso.kernels import waits
 from multiverso.layout import words as at
@@ -25,16 +25,11 @@ from multiverso.runtime.job.control import Control
 from multiverso.runtime.job.options import check_exchange
 from multiverso.runtime.job.wait_graph import WaitGraph, read_wait_graph
 from multiverso.runtime.session.attaching import ask_for_place, raise_if_late, withdraw
-from multiverso.runtime.session.barrier import Barrier
-from multiverso.runtime.session.handles import Handle, Handles
-from multiverso.runtime.session.holdings import Holdings
+from multiverso.runtime.session.holdings import Handle, Handles, Holdings
 from multiverso.runtime.session.liveness import Liveness
 from multiverso.runtime.session.node_client import NodeClient
 from multiverso.runtime.session.node_link import NodeLink
-from multiverso.runtime.session.open_sessions import note_opened, note_over
-from multiverso.runtime.session.patience import Patience
-from multiverso.runtime.session.refusals import refuse_across_hosts
-from multiverso.runtime.session.threads import Threads
+from multiverso.runtime.session.patience import Barrier, Patience, Threads
 from multiverso.shards.shard import Shard
 from multiverso.spec.modes import Grace, Quorum, chosen_mode
 from multiverso.spec.table import MemorySpec, TableSpec, checked_count
@@ -132,7 +127,7 @@ class Session(InProcess):
         self._pid = os.getpid()
         try:
             # what an exception finds here, wherever it arrives, is ended by `_finish_end`
-            note_opened(self)
+            _open.add(self)
             deadline = Deadline.after(self.start_timeout_seconds)
             self._link.connect(address, deadline.at, secret)
             self._attach(worker_id, workers_num, on_lost, deadline)
@@ -495,7 +490,7 @@ class Session(InProcess):
         self._holdings.leave()
         self.handles.clear()
         self.reducers.clear()
-        note_over(self)
+        _open.discard(self)
         if self._on_close is not None:
             self._on_close()
             # a table that the program keeps would keep a node here, and all of the job's memory
@@ -537,3 +532,25 @@ class Session(InProcess):
                 if shard.spec.part_of is None
             },
         }
+
+
+_open: set[Session] = set()
+
+
+def open_sessions() -> set[Session]:
+    """Returns this process's sessions that are not over."""
+    return set(_open)
+
+
+def abandoned_by(before: set[Session]) -> list[Session]:
+    """Returns the sessions that this thread has made since ``before``; see `open_sessions`."""
+    return [s for s in open_sessions() - before if s.made_by == threading.get_ident()]
+
+
+def _after_fork_in_child() -> None:
+    for session in open_sessions():
+        session.note_forked()
+    _open.clear()
+
+
+os.register_at_fork(after_in_child=_after_fork_in_child)

@@ -42,7 +42,7 @@ _given_up: list[Any] = []  # what MPI may still write to
 
 
 def meet_over_mpi(job: JobInfo, number: int, timeout_seconds: float) -> Met:
-    """See ``rendezvous.meet``."""
+    """See ``joining._meet``."""
     until = time.monotonic() + timeout_seconds
     with _world(job) as world, contextlib.ExitStack() as undo:
         cards = [json.loads(text) for text in _gathered(world, json.dumps(_card(job)), until)]

@@ -28,7 +28,7 @@ _FIRST_PORT, _PORTS = 20_000, 10_000  # below those that systems give out by the
 
 
 def meet_in_slurm(job: JobInfo, roster: Roster, number: int, secret: str) -> Met:
-    """See ``rendezvous.meet``."""
+    """See ``joining._meet``."""
     if not secret:
         raise StartupError(
             "this user has no home directory here, so the hosts of the job have no secret in common: set "

@@ -30,7 +30,7 @@ from multiverso.runtime.discovery.meetings.meeting import (
 
 
 def meet_over_store(job: JobInfo, number: int, timeout_seconds: float) -> Met:
-    """See ``rendezvous.meet``."""
+    """See ``joining._meet``."""
     key = key_of(job, job.host, number)
     if job.local_id != 0:
         return Met(key)
