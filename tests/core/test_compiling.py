@@ -22,7 +22,7 @@ import small_kernels
 
 from multiverso import kernels, updaters
 from multiverso.cli import warmup
-from multiverso.compiling import notice, object_cache, on_demand, sources
+from multiverso.compiling import object_cache, on_demand, sources
 from multiverso.compiling.declared import kernels_of, rebound
 from multiverso.compiling.declaring import Kernel
 from multiverso.compiling.object_code import Code
@@ -182,7 +182,7 @@ def test_a_slow_compilation_says_that_it_goes_on(
         return code
 
     monkeypatch.setattr(on_demand, "built_by_a_child", slow)
-    monkeypatch.setattr(notice, "EVERY_SECONDS", 0.01)
+    monkeypatch.setattr(on_demand, "EVERY_SECONDS", 0.01)
     monkeypatch.setattr(sys, "stderr", errors)
     on_demand.ensure("module", NAME, "float32")
     first, *going_on, last = errors.getvalue().splitlines()

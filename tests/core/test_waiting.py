@@ -24,9 +24,8 @@ from multiverso.deadline import Deadline
 from multiverso.errors import ClosedError, DeadlockError, InterruptedRoundError, WaitTimeoutError, WorkerLostError
 from multiverso.layout import words as at
 from multiverso.runtime import Node, Session
-from multiverso.runtime.job.control import Control
+from multiverso.runtime.job.control import Control, Wait, WorkerState
 from multiverso.runtime.job.wait_graph import WaitGraph
-from multiverso.runtime.job.worker_state import Wait, WorkerState
 from multiverso.runtime.session.patience import Patience
 from multiverso.shards.shard import TableProgress, WorkerProgress
 from multiverso.testing import faults

@@ -35,7 +35,7 @@ from multiverso.errors import (
 from multiverso.memory import heap
 from multiverso.page.metrics import metrics_of
 from multiverso.publications import files
-from multiverso.publications.history import History
+from multiverso.publications.publication import History
 from multiverso.runtime import Node
 from multiverso.watching.jobs import look_at
 from multiverso.watching.snapshot import Observer

@@ -12,7 +12,7 @@ pytest.importorskip("ray", reason="Ray is not installed here; `make ray` install
 
 
 def test_a_line_says_who_works_and_what_is_logged(monkeypatch: pytest.MonkeyPatch) -> None:
-    from multiverso.ray.progress import line_of
+    from multiverso.ray.job import line_of
 
     monkeypatch.setenv("MULTIVERSO_TENSORBOARD", "")
     mv.init()

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from multiverso.torch.staging import Staging
+from multiverso.torch.tables import Staging
 
 CPU = torch.device("cpu")
 

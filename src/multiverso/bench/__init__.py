@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from multiverso.bench.report import render
-from multiverso.bench.suite import FULL, QUICK, Plan, measure
+from multiverso.bench.suite import FULL, QUICK, Plan, measure, render
 
 __all__ = ["FULL", "QUICK", "Plan", "measure", "render"]

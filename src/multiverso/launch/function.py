@@ -1,10 +1,16 @@
-"""`multiverso.run(function)`: call a function in several workers, from a script, a notebook or a test."""
+"""`multiverso.run(function)`: call a function in several workers, from a script, a notebook or a test.
 
+With ``page=True`` the job's page is shown, in a notebook's cell, or its address on standard error.
+"""
+
+from __future__ import annotations
+
+import html
 import os
 import sys
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, contextmanager
 from operator import index
 from pathlib import Path
 from typing import IO, Any, TypedDict, TypeVar, TypeVarTuple, Unpack, overload
@@ -12,7 +18,6 @@ from typing import IO, Any, TypedDict, TypeVar, TypeVarTuple, Unpack, overload
 from multiverso.deadline import checked_seconds
 from multiverso.errors import StartupError
 from multiverso.hosts.roster import spread
-from multiverso.launch.cell import shown
 from multiverso.launch.job import OnFailure
 from multiverso.launch.on_nodes import Part, Watcher, job_on
 from multiverso.launch.outcomes import conclude, read_answer, write_call
@@ -21,8 +26,10 @@ from multiverso.launch.place import JOB_VARIABLE, Place, place_in
 from multiverso.launch.restarting import Replacements
 from multiverso.launch.results import WorkerExit
 from multiverso.launch.sinks import text_sink
+from multiverso.launch.watched import Page, Watch
 from multiverso.layout.words import MAX_WORKERS
 from multiverso.runtime.node.node import Node
+from multiverso.saying import say
 from multiverso.wire.trust import SECRET_VARIABLE, new_secret
 
 T = TypeVar("T")
@@ -220,3 +227,40 @@ def check_call(
         raise StartupError(f"{what}: replace is {replace!r}; it must be a number of workers, 0 or more.")
     if replace and on_failure == "stop":
         raise StartupError(f"{what}: replace={replace} is for on_failure='continue', where the others continue.")
+
+
+# in a <div>, as IPython warns of a bare frame
+_FRAME = (
+    '<div><iframe title="The page of the job" {} style="width: 100%; height: 40rem; border: 1px solid #8888"></iframe>'
+    "</div>"
+)
+
+
+@contextmanager
+def shown(node: Node) -> Iterator[Watch]:
+    """Shows a page of a node's job: live until it is over, and then what it showed in the end, without a server."""
+    page = Page()
+    with Watch(page, say) as watch:
+        cell: Any = None
+        if _in_notebook():
+            from IPython.display import HTML, display
+
+            cell = display(HTML(_FRAME.format(f'src="{html.escape(page.address)}"')), display_id=True)
+        else:
+            say(f"the page is at {page.address}")
+        try:
+            with watch.following(node):
+                yield watch
+        finally:
+            if cell is not None and watch.history.now is not None:
+                from multiverso.page.feed import Feed
+
+                text = html.escape(Feed(history=watch.history).saved())
+                cell.update(HTML(_FRAME.format(f'srcdoc="{text}"')))
+
+
+def _in_notebook() -> bool:
+    """Whether this process shows what is displayed: a terminal's IPython does not."""
+    ipython = sys.modules.get("IPython")
+    shell = ipython.get_ipython() if ipython else None
+    return hasattr(shell, "kernel")

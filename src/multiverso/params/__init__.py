@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from multiverso.params.broadcasting import broadcast
-from multiverso.params.resuming import Model, check_unshared
 from multiverso.params.shared import Array, Resumable, SharedParams
-from multiverso.params.values import shared_dtype
+from multiverso.params.values import Model, check_unshared, shared_dtype
 
 __all__ = ["Array", "Model", "Resumable", "SharedParams", "broadcast", "check_unshared", "shared_dtype"]

@@ -25,9 +25,8 @@ from multiverso.deadline import Due
 from multiverso.errors import InterruptedRoundError
 from multiverso.params.flats import Averaged, Flat, share_flat
 from multiverso.params.packing import pack
-from multiverso.params.resuming import Files, Model, check_own, placed
 from multiverso.params.rows import RowExchange, goes_by_rows
-from multiverso.params.values import Values
+from multiverso.params.values import Files, Model, Values, check_own, placed
 from multiverso.rules import Rule, RuleName, rule_of
 from multiverso.rules.shared import check_mode
 from multiverso.runtime import Session

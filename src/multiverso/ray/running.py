@@ -16,10 +16,9 @@ from multiverso.hosts.values.options import in_environment
 from multiverso.launch.function import check_call
 from multiverso.launch.job import OnFailure
 from multiverso.launch.outcomes import conclude, write_call
-from multiverso.ray.job import Job, JobSpec
+from multiverso.ray.job import Job, JobSpec, Progress
 from multiverso.ray.nodes import Nodes
 from multiverso.ray.placement import placement
-from multiverso.ray.progress import Progress
 from multiverso.runtime.discovery.restarts import RESTARTS_VARIABLE
 from multiverso.saying import say
 

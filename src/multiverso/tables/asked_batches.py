@@ -17,8 +17,8 @@ import numpy.typing as npt
 from multiverso.deadline import Deadline
 from multiverso.errors import TableMismatchError, WorkerLostError
 from multiverso.layout import words as at
+from multiverso.runtime.job.control import WorkerState
 from multiverso.runtime.job.wait_graph import names
-from multiverso.runtime.job.worker_state import WorkerState
 from multiverso.runtime.session.session import Session
 
 Words = npt.NDArray[np.int64]

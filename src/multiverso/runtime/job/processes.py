@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from multiverso.layout import words as at
+from multiverso.runtime.job.control import WorkerState
 from multiverso.runtime.job.logged import read
-from multiverso.runtime.job.worker_state import WorkerState
 
 _TICK = 1 / os.sysconf("SC_CLK_TCK")
 _PAGE = os.sysconf("SC_PAGE_SIZE")

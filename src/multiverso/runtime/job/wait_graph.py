@@ -14,8 +14,7 @@ from msgspec.structs import replace
 from multiverso.layout import words as at
 from multiverso.memory.mutex import owner_pid
 from multiverso.memory.words import load64
-from multiverso.runtime.job.control import Control
-from multiverso.runtime.job.worker_state import Wait, WorkerState
+from multiverso.runtime.job.control import Control, Wait, WorkerState
 from multiverso.shards.shard import Shard, TableProgress, WorkerProgress
 
 COLLECTIVE = (

@@ -18,8 +18,8 @@ from multiverso.errors import ClosedError, DeadlockError, MultiversoError, WaitT
 from multiverso.kernels import waits
 from multiverso.layout import words as at
 from multiverso.memory.words import load32, store32, wait_for_change
+from multiverso.runtime.job.control import WorkerState
 from multiverso.runtime.job.wait_graph import COLLECTIVE, WaitGraph, names
-from multiverso.runtime.job.worker_state import WorkerState
 from multiverso.runtime.session.node_link import NodeLink
 from multiverso.runtime.session.view import SessionView
 from multiverso.saying import say

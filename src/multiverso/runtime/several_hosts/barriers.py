@@ -12,8 +12,7 @@ from multiverso.hosts.control.messages import Bring, Brought, Gathered, Gone, Re
 from multiverso.hosts.roster import Roster
 from multiverso.layout import words as at
 from multiverso.memory.words import load64
-from multiverso.runtime.job.control import Control
-from multiverso.runtime.job.worker_state import WorkerState
+from multiverso.runtime.job.control import Control, WorkerState
 from multiverso.runtime.several_hosts.exchanged_tables import ExchangedTables
 
 
