@@ -70,6 +70,7 @@ OPERATIONS = {
     **dict.fromkeys(("min", "minimum"), "min"),
     **dict.fromkeys(("average", "avg", "mean"), "average"),
 }
+_LAST_LINES, _LAST_BYTES = 20, 16384
 _MPI_OPERATIONS = {"sum": "SUM", "product": "PROD", "max": "MAX", "min": "MIN"}
 
 
@@ -122,16 +123,16 @@ def readable(sources: Iterable[Any], seconds: float) -> list[Any]:
     return [by_number[number] for number, _ in poll.poll(1000 * max(0.0, seconds))]
 
 
-def last_lines(path: str | os.PathLike[str], count: int = 20, most_bytes: int = 16384) -> list[str]:
+def last_lines(path: str | os.PathLike[str]) -> list[str]:
     """Returns the last lines of a log, or an empty list if there is none."""
     try:
         with Path(path).open("rb") as log:
             size = log.seek(0, os.SEEK_END)
-            log.seek(max(0, size - most_bytes))
+            log.seek(max(0, size - _LAST_BYTES))
             text = log.read().decode(errors="replace")
     except OSError:
         return []
-    return text.splitlines()[-count:]
+    return text.splitlines()[-_LAST_LINES:]
 
 
 def counted(number: int, noun: str) -> str:

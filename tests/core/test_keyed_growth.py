@@ -13,7 +13,7 @@ from multiverso.memory.huge_pages import LARGE
 from multiverso.memory.segment import Segment
 from multiverso.runtime import Session
 from multiverso.tables.collection import keyed_tables
-from multiverso.tables.keyed import growth as keyed_growth
+from multiverso.tables.keyed import memory as keyed_memory
 
 KEYS, BATCH = 160_000, 10_000
 
@@ -38,7 +38,7 @@ def test_rows_and_segments_get_huge_pages_before_they_are_used(alone: Session, m
         return True
 
     monkeypatch.setattr(huge_pages, "make_huge", make_huge)
-    monkeypatch.setattr(keyed_growth, "_SLOW_SECONDS", 1000.0)
+    monkeypatch.setattr(keyed_memory, "_SLOW_SECONDS", 1000.0)
     memory = _grown(alone, "grows")._memory
     first, size = memory.word("ROWS"), memory.word("ROW_BYTES")
     rows = [(offset - first, row) for offset, row, _ in seen if offset >= first]
@@ -63,7 +63,7 @@ def test_of_a_large_add_little_is_got_ready_at_once(alone: Session, monkeypatch:
     table = mv.KeyedTable(16, session=alone)
     memory = table._memory
     monkeypatch.setattr(huge_pages, "make_huge", make_huge)
-    monkeypatch.setattr(keyed_growth, "_SLOW_SECONDS", 1000.0)
+    monkeypatch.setattr(keyed_memory, "_SLOW_SECONDS", 1000.0)
     table.add(np.zeros((KEYS, 16), "f4"), np.arange(KEYS))
     assert len(ahead) >= 2
     assert max(ahead) < 2 * HUGE_PAGE, "the whole call's memory, while this worker's other threads wait"

@@ -15,7 +15,7 @@ from core_support import together
 
 import multiverso
 from multiverso.layout.words import MAX_WORKERS
-from multiverso.memory.shared import SharedMemory
+from multiverso.memory.segment import SharedMemory
 from multiverso.runtime import Node, Session
 from multiverso.runtime.collective.agreement import all_gather
 from multiverso.runtime.job.logged import BYTES, Logged, read

@@ -24,7 +24,7 @@ from multiverso.hosts.transport.handshake import CONTROL, Hello, connect
 from multiverso.hosts.values.options import ExchangeOptions
 from multiverso.runtime import Node, Session
 from multiverso.runtime.collective.agreement import all_gather
-from multiverso.runtime.several_hosts.following import Clocks
+from multiverso.runtime.several_hosts.exchanged_tables import Clocks
 from multiverso.runtime.several_hosts.other_hosts import OtherHosts
 from multiverso.tables import ArrayTableHandler
 from multiverso.tables.log import log_of

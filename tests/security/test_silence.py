@@ -13,8 +13,8 @@ from security_support import Person
 
 from multiverso.errors import StartupError, WaitTimeoutError
 from multiverso.runtime import Session, observe
-from multiverso.runtime.session import node_silence
-from multiverso.runtime.session.node_silence import Silence
+from multiverso.runtime.session import node_link
+from multiverso.runtime.session.node_link import Silence
 
 NODE = """
 from multiverso.runtime import Node
@@ -86,7 +86,7 @@ def test_a_node_that_is_stopped_later_is_named_by_who_waits_for_it(capfd: pytest
 def test_who_holds_the_name_and_sleeps_is_given_up_soon() -> None:
     with Person(LISTENS, _name("none"), uid=os.getuid()) as someone:
         someone.hear()
-        assert node_silence.holders(_name("none")) == [someone.process.pid]
+        assert node_link.holders(_name("none")) == [someone.process.pid]
         told = "is stopped"
         while "is stopped" in told:  # make pauses stops any process for a moment
             with pytest.raises(StartupError) as error:

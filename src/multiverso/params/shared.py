@@ -23,8 +23,7 @@ from multiverso.checkpoints import Parts
 from multiverso.checks import whole
 from multiverso.deadline import Due
 from multiverso.errors import InterruptedRoundError
-from multiverso.params.flats import Averaged, Flat, share_flat
-from multiverso.params.packing import pack
+from multiverso.params.flats import Averaged, Flat, pack, share_flat
 from multiverso.params.rows import RowExchange, goes_by_rows
 from multiverso.params.values import Files, Model, Values, check_own, placed
 from multiverso.rules import Rule, RuleName, rule_of

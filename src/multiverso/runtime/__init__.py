@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from multiverso.layout.words import MAX_WORKERS
 from multiverso.lazy_names import lazy_names
-from multiverso.memory.shared import SharedMemory
+from multiverso.memory.segment import SharedMemory
 from multiverso.runtime.collective.job_lock import JobLock
 from multiverso.runtime.joining import join
 from multiverso.runtime.session.observing import observe, publications_of

@@ -9,7 +9,6 @@ from __future__ import annotations
 import hmac
 import os
 import socket
-from collections.abc import Mapping
 from pathlib import Path
 
 from multiverso.errors import StartupError
@@ -26,7 +25,7 @@ def new_secret() -> str:
     return os.urandom(_SECRET_BYTES).hex()
 
 
-def user_secret(environ: Mapping[str, str] | None = None) -> str:
+def user_secret() -> str:
     """Returns what only this user knows, the same in all of its processes; made at the first call.
 
     It lies in ``$XDG_STATE_HOME/multiverso/secret`` (``~/.local/state``), mode 0600. From it the names of sockets are
@@ -35,9 +34,8 @@ def user_secret(environ: Mapping[str, str] | None = None) -> str:
     Raises:
         StartupError: it can be neither read nor made, or it is not safe from other users.
     """
-    environ = os.environ if environ is None else environ
     try:
-        home = environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
+        home = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
         path = files.own_directory(Path(home) / "multiverso") / "secret"
         if not os.path.lexists(path):
             try:

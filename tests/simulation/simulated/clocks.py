@@ -1,8 +1,8 @@
 """Bounded staleness on simulated hosts: who reads has all that the others had added up to the bound.
 
-The links' own ``settle`` and ``take`` carry the adds. Around them stands what
-``runtime/several_hosts/following.py`` does in a thread: a host reads its worker's clock, settles, and tells the others;
-who is told takes, and then shows the clock to its worker.
+The links' own ``settle`` and ``take`` carry the adds. Around them stands what a thread of
+``runtime/several_hosts/exchanged_tables.py`` does: a host reads its worker's clock, settles, and tells the others; who
+is told takes, and then shows the clock to its worker.
 """
 
 from __future__ import annotations

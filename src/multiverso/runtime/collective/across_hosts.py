@@ -15,7 +15,7 @@ from multiverso.errors import MultiversoError, ShapeMismatchError
 from multiverso.hosts.combining import PIECE_BYTES, PIECES, SMALL_BYTES
 from multiverso.hosts.peer.resources import Array
 from multiverso.layout import words as at
-from multiverso.memory.shared import SharedMemory
+from multiverso.memory.segment import SharedMemory
 from multiverso.memory.words import load32, load64, wait_for_change
 from multiverso.runtime.session.patience import Patience
 from multiverso.runtime.session.session import Session

@@ -19,7 +19,7 @@ from multiverso.deadline import Deadline
 from multiverso.errors import LockStateError, MultiversoError
 from multiverso.layout import words as at
 from multiverso.memory import mutex
-from multiverso.memory.shared import SharedMemory
+from multiverso.memory.segment import SharedMemory
 from multiverso.runtime.session.patience import Patience
 from multiverso.runtime.session.session import Session
 

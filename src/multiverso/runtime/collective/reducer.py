@@ -24,7 +24,7 @@ from multiverso.errors import (
 from multiverso.hosts.values.options import refuse_across_hosts
 from multiverso.kernels import reduce
 from multiverso.layout import words as at
-from multiverso.memory.shared import SharedMemory
+from multiverso.memory.segment import SharedMemory
 from multiverso.memory.words import load64
 from multiverso.runtime.collective.across_hosts import AcrossHosts
 from multiverso.runtime.session.session import Session

@@ -11,7 +11,7 @@ import numpy as np
 
 from multiverso.layout import words as at
 from multiverso.layout.records import Record
-from multiverso.memory.shared import SharedMemory
+from multiverso.memory.segment import SharedMemory
 from multiverso.memory.words import load64, store64
 
 MEMORY = "multiverso-logged"

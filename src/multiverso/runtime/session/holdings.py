@@ -15,8 +15,7 @@ from multiverso.deadline import Deadline
 from multiverso.errors import OutOfMemoryError
 from multiverso.kernels import waits
 from multiverso.layout import words as at
-from multiverso.memory.segment import Segment
-from multiverso.memory.shared import SharedMemory
+from multiverso.memory.segment import Segment, SharedMemory
 from multiverso.runtime.session.node_link import NodeLink
 from multiverso.runtime.session.patience import Patience
 from multiverso.runtime.session.replacing import await_the_others

@@ -20,14 +20,13 @@ from multiverso.hosts.values.options import ExchangeOptions, refuse_across_hosts
 from multiverso.in_process import InProcess
 from multiverso.kernels import waits
 from multiverso.layout import words as at
-from multiverso.memory.shared import SharedMemory
+from multiverso.memory.segment import SharedMemory
 from multiverso.runtime.job.control import Control
 from multiverso.runtime.job.options import check_exchange
 from multiverso.runtime.job.wait_graph import WaitGraph, read_wait_graph
-from multiverso.runtime.session.attaching import ask_for_place, raise_if_late, withdraw
 from multiverso.runtime.session.holdings import Handle, Handles, Holdings
 from multiverso.runtime.session.liveness import Liveness
-from multiverso.runtime.session.node_client import NodeClient
+from multiverso.runtime.session.node_client import NodeClient, ask_for_place, raise_if_late, withdraw
 from multiverso.runtime.session.node_link import NodeLink
 from multiverso.runtime.session.patience import Barrier, Patience, Threads
 from multiverso.shards.shard import Shard

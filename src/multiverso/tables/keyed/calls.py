@@ -20,9 +20,8 @@ from multiverso.memory.heap import Budget
 from multiverso.memory.words import store64
 from multiverso.runtime.session.session import Session
 from multiverso.tables.convert import Array
-from multiverso.tables.keyed.growth import Growth
 from multiverso.tables.keyed.keys import Keys
-from multiverso.tables.keyed.memory import KeyedMemory
+from multiverso.tables.keyed.memory import Growth, KeyedMemory
 from multiverso.tables.keyed.progress import Adding, Call, Evicting, Removing, done
 from multiverso.tables.keyed.spec import KeyedSpec
 from multiverso.turns import holds, new_lock, turn

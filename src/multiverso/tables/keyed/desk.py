@@ -12,7 +12,7 @@ from multiverso.errors import MultiversoError, OutOfMemoryError, TableMismatchEr
 from multiverso.hosts.spread.homes import groups_of
 from multiverso.layout import desk
 from multiverso.layout import words as at
-from multiverso.memory.shared import SharedMemory
+from multiverso.memory.segment import SharedMemory
 from multiverso.memory.words import bump_and_wake, load32, load64, store64, wait_for_change
 from multiverso.runtime.session.patience import Patience
 from multiverso.runtime.session.session import Session

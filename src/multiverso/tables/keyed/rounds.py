@@ -14,7 +14,7 @@ from multiverso.errors import OutOfMemoryError
 from multiverso.kernels.codes import FULL
 from multiverso.kernels.keyed import rounds as kernels
 from multiverso.layout.words import PAGE, ROUND_STAGED, round_up
-from multiverso.memory.shared import SharedMemory
+from multiverso.memory.segment import SharedMemory
 from multiverso.memory.words import store64
 from multiverso.runtime.session.session import Session
 from multiverso.shards.shard import Shard
