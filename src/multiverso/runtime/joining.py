@@ -27,7 +27,6 @@ from multiverso.hosts.values.options import VARIABLES, ExchangeOptions
 from multiverso.layout.words import MAX_WORKERS
 from multiverso.runtime.discovery.environment import JobInfo, discover, socket_name
 from multiverso.runtime.session.session import START_SECONDS, Session
-from multiverso.spec.modes import Grace
 from multiverso.wire import messages
 from multiverso.wire.trust import new_secret, proof_needed, user_secret
 
@@ -52,18 +51,13 @@ TIMEOUT_VARIABLE = "MULTIVERSO_TIMEOUT_SECONDS"
 def join(
     environ: Mapping[str, str] | None = None,
     *,
-    sync: bool = False,
-    staleness: int | None = None,
-    quorum: float | None = None,
-    grace_seconds: Grace | None = None,
-    record: str | os.PathLike[str] | None = None,
-    replay: str | os.PathLike[str] | None = None,
     on_lost: str | None = None,
     wire: str | None = None,
     every: float | str | None = None,
     between: str | None = None,
     timeout_seconds: float | None = None,
     start_timeout_seconds: float | None = None,
+    **consistency: Any,
 ) -> Session:
     """Returns this process's session in the job that its environment belongs to.
 
@@ -72,8 +66,8 @@ def join(
 
     Args:
         environ: the environment; this process's by default.
-        sync, staleness, quorum, grace_seconds, record, replay, on_lost, wire, every, between, timeout_seconds,
-            start_timeout_seconds: see `multiverso.init`.
+        on_lost, wire, every, between, timeout_seconds, start_timeout_seconds: see `multiverso.init`.
+        consistency: ``sync``, ``staleness``, ``quorum``, ``grace_seconds``, ``record`` and ``replay``, likewise.
 
     Raises:
         StartupError: see ``multiverso.runtime.discovery.environment``; or this is not Linux.
@@ -105,12 +99,7 @@ def join(
         START_SECONDS if start_timeout_seconds is None else _positive(start_timeout_seconds, "start_timeout_seconds")
     )
     options: dict[str, Any] = {
-        "sync": sync,
-        "staleness": staleness,
-        "quorum": quorum,
-        "grace_seconds": grace_seconds,
-        "record": record,
-        "replay": replay,
+        **consistency,
         "on_lost": on_lost or job.on_lost,
         "exchange": exchange,
         "timeout_seconds": timeout,

@@ -22,10 +22,9 @@ from multiverso.in_process import InProcess
 from multiverso.layout import words as at
 from multiverso.node_log import log
 from multiverso.runtime.node.connection import Connection
-from multiverso.runtime.node.deaths import Deaths
+from multiverso.runtime.node.deaths import Deaths, Mailbox
 from multiverso.runtime.node.entrance import Entrance
 from multiverso.runtime.node.hosts import Hosts
-from multiverso.runtime.node.mailbox import Mailbox
 from multiverso.runtime.node.membership import Membership
 from multiverso.runtime.node.requests import Requests
 from multiverso.wire import messages

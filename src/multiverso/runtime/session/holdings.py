@@ -222,11 +222,11 @@ class Holdings:
         number = 0
         waits.begin_wait.compiled()(session.control.address, session.worker_id, at.FOR_TABLE, 0, target)
         try:
-            answer, _ = self._link.ask(request, patience.deadline.at, what, patience.raise_if_over)
+            answer = patience.ask(self._link, request)
             number = int(answer["number"])
             place(self.map(int(answer["offset"]), int(answer["size"]), sparse), answer)
             while True:
-                answer, _ = self._link.more(patience.deadline.at, what, patience.raise_if_over)
+                answer = patience.more(self._link)
                 if not answer["turn"]:
                     return number
                 write(bool(answer["clear"]), bool(answer["last"]), int(answer["of"]))
@@ -280,7 +280,7 @@ class Holdings:
         request = Close(number)
         if may_ask:
             patience = Patience(self._session, self._session.start_deadline(), what, self._link)
-            self._link.ask(request, patience.deadline.at, what, patience.raise_if_over)
+            patience.ask(self._link, request)
         else:
             self._link.tell_aside(request)
 

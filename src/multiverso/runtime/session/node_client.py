@@ -166,11 +166,10 @@ class NodeClient:
         with self._lock:
             patience = Patience(self._session, self._session.start_deadline(), what, self._link)
             try:
-                answer, _ = self._link.ask(request, patience.deadline.at, what, patience.raise_if_over)
+                return patience.ask(self._link, request)
             except BaseException:
                 self._link.give_up()
                 raise
-        return answer
 
     def all_gather(self, note: str) -> dict[int, str | None]:
         """Sends a short note to the workers of all hosts, through the nodes; see `agreement`.
@@ -201,11 +200,11 @@ class NodeClient:
         with self._lock:
             patience = Patience(self._session, deadline, what)
             try:
-                reply, _ = self._link.ask(Ask(question), deadline.at, what, patience.raise_if_over)
+                reply = patience.ask(self._link, Ask(question))
                 while "wait" in reply["answer"]:
                     if waits is not None:
                         waits([int(worker) for worker in reply["answer"]["wait"]])
-                    reply, _ = self._link.more(deadline.at, what, patience.raise_if_over)
+                    reply = patience.more(self._link)
             except BaseException:
                 self._link.give_up()
                 raise

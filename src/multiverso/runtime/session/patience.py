@@ -23,6 +23,8 @@ from multiverso.runtime.job.wait_graph import COLLECTIVE, WaitGraph, names
 from multiverso.runtime.session.node_link import NodeLink
 from multiverso.runtime.session.view import SessionView
 from multiverso.saying import say
+from multiverso.wire.messages import Message
+from multiverso.wire.requests import Request
 
 _WARN_SECONDS = 10.0
 _STOPPED_SECONDS = 1.0
@@ -77,6 +79,14 @@ class Patience:
         self._still: tuple[tuple[int, int], ...] = ()
         self._still_since = self._began
         self._deadlocked: WaitGraph | None = None
+
+    def ask(self, link: NodeLink, request: Request) -> Message:
+        """Asks the node, for as long as the wait may last; returns its (first) answer."""
+        return link.ask(request, self.deadline.at, self._what, self.raise_if_over)[0]
+
+    def more(self, link: NodeLink) -> Message:
+        """Returns the node's next answer to the last request."""
+        return link.more(self.deadline.at, self._what, self.raise_if_over)[0]
 
     def raise_if_hopeless(self, code: int) -> None:
         """Returns when the wait may continue after a kernel has stopped with ``code``; raises when it may not."""
