@@ -16,17 +16,12 @@ def add() -> Updater:
     return Updater("add", _add)
 
 
-def _mean(values, delta, state, stride, hyper, count):
-    for i in range(count):
-        values[i] += delta[i]
-
-
 def mean() -> Updater:
     """Returns addition of the mean over the workers that contributed to a synchronous round.
 
     Where there are no rounds each delta is added as it comes.
     """
-    return Updater("mean", _mean, mean=True)
+    return Updater("mean", _add, mean=True)
 
 
 def _sgd(values, delta, state, stride, hyper, count):

@@ -16,7 +16,7 @@ from multiverso.checks import not_negative, positive, whole
 from multiverso.spec.states import states_of
 from multiverso.updaters.adam import adam
 from multiverso.updaters.adaptive import adagrad, rmsprop, rowwise_adagrad
-from multiverso.updaters.additions import add, mean, sgd
+from multiverso.updaters.additions import add, sgd
 from multiverso.updaters.momentum import momentum, nesterov
 from multiverso.updaters.updater import Clip, Schedule, Transformation, Updater, WeightDecay
 
@@ -66,7 +66,6 @@ def _named(updater: Updater) -> Callable[..., None]:
 _decayed_adagrad = _named(adagrad())
 _decayed_adam = _named(adam())
 _decayed_add = _named(add())
-_decayed_mean = _named(mean())
 _decayed_momentum = _named(momentum())
 _decayed_nesterov = _named(nesterov())
 _decayed_rmsprop = _named(rmsprop())
