@@ -1,7 +1,7 @@
 """The shared values of tables at their homes, where a rule between hosts (``options.py``) decides how they move.
 
 With a rule other than sum, the shared value is an array of its own at the home, beside the copy that the home's workers
-have: that host is one of the hosts, and pushes to itself (``loop.py``).
+have: that host is one of the hosts, and pushes to itself (`Loop`, in ``link.py``).
 """
 
 from __future__ import annotations
