@@ -16,6 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from multiverso import errors
+from multiverso.deadline import SLICE_SECONDS
 from multiverso.errors import MultiversoError, NodeLostError, StartupError, WaitTimeoutError, WorkerLostError
 from multiverso.wire import messages, trust
 from multiverso.wire.messages import Message, listening_sockets
@@ -125,7 +126,6 @@ def _command(pid: int) -> str:
     return line if len(line) <= 60 else line[:60] + "..."
 
 
-_SLICE_SECONDS = 0.5
 _ASIDE = 0  # requests whose answers are waited for have numbers from 1
 
 
@@ -239,7 +239,7 @@ class NodeLink:
     def more(self, deadline: float, what: str, look: Callable[[], None] | None = None) -> tuple[Message, list[int]]:
         """Waits for the next answer to the last request."""
         while True:
-            if select.select([self.connection], [], [], max(0.0, min(_SLICE_SECONDS, deadline - time.monotonic())))[0]:
+            if select.select([self.connection], [], [], max(0.0, min(SLICE_SECONDS, deadline - time.monotonic())))[0]:
                 try:
                     received = messages.receive(self.connection, self._descriptors)
                 except ValueError as error:
