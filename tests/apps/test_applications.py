@@ -50,7 +50,7 @@ def test_word2vec_puts_words_together_that_stand_together(
 ) -> None:
     """And goes on after the last save when it is started again."""
     monkeypatch.setattr(word2vec, "_PIECE", 10_000)
-    monkeypatch.setattr("multiverso.apps.pieces._BYTES", 1 << 16)
+    monkeypatch.setattr("multiverso.apps.reading._PIECE_BYTES", 1 << 16)
     run = tmp_path / "run"
     counted = []
     for _ in range(2):
@@ -82,9 +82,9 @@ def killed_in(me: int, call: int, where: Any, name: str) -> None:
 
 def train_and_die(given: word2vec.Settings, victim: int, call: int) -> Any:
     """In a worker of its own."""
-    from multiverso.apps import pieces, skipgram
+    from multiverso.apps import reading, skipgram
 
-    word2vec._PIECE, pieces._BYTES = 5_000, 1 << 14
+    word2vec._PIECE, reading._PIECE_BYTES = 5_000, 1 << 14
     killed_in(victim, call, word2vec if given.hashed else skipgram, "_train_block" if given.hashed else "train")
     mv.init()
     return word2vec.train(given)
@@ -167,9 +167,9 @@ def test_ftrl_is_the_paper_s_algorithm(clicks: Path, tmp_path: Path) -> None:
 
 def learn_and_die(given: ftrl.Settings, victim: int, call: int) -> Any:
     """In a worker of its own."""
-    from multiverso.apps import pieces
+    from multiverso.apps import reading
 
-    pieces._BYTES = 1 << 12
+    reading._PIECE_BYTES = 1 << 12
     killed_in(victim, call, ftrl, "gradient")
     mv.init()
     result = ftrl.train(given)

@@ -12,17 +12,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from multiverso.apps import pieces, svmlight, text
+from multiverso.apps import reading
 from multiverso.apps.work import start
 
 
 def test_sentences_end_at_stops_and_empty_lines() -> None:
-    found = list(text.sentences_of(["It's a Test. Of 2 words:\nhéllo\n\nand e.g. this", "next"]))
+    found = list(reading.sentences_of(["It's a Test. Of 2 words:\nhéllo\n\nand e.g. this", "next"]))
     assert found == [["it's", "a", "test"], ["of", "words", "héllo"], ["and", "e", "g"], ["this"], ["next"]]
 
 
 def test_every_python_has_text() -> None:
-    words = {word for sentence in text.sentences_of([next(text.python_texts())]) for word in sentence}
+    words = {word for sentence in reading.sentences_of([next(reading.python_texts())]) for word in sentence}
     assert len(words) > 20
 
 
@@ -31,14 +31,14 @@ def test_a_folder_s_text_is_read_and_the_rest_left(tmp_path: Path) -> None:
     (tmp_path / "b" / "one.txt").write_text("one")
     (tmp_path / "two.md").write_text("two")
     (tmp_path / "picture.png").write_bytes(b"\x89PNG\0\0")
-    assert list(text.texts_of(tmp_path)) == ["one", "two"]
+    assert list(reading.texts_of(tmp_path)) == ["one", "two"]
     with pytest.raises(FileNotFoundError, match="no text"):
-        list(text.texts_of(tmp_path / "picture.png"))
+        list(reading.texts_of(tmp_path / "picture.png"))
 
 
 def test_a_word_s_key_is_the_same_everywhere() -> None:
-    assert text.key_of("word") == -7669973388465560502
-    assert len({text.key_of(f"word{i}") for i in range(1000)}) == 1000
+    assert reading.key_of("word") == -7669973388465560502
+    assert len({reading.key_of(f"word{i}") for i in range(1000)}) == 1000
 
 
 @settings(max_examples=60, deadline=None)
@@ -52,10 +52,10 @@ def test_each_line_is_in_one_piece(lines: list[str], size: int) -> None:
         source.write_text(content)
         if not content:
             with pytest.raises(FileNotFoundError):
-                pieces.write(Path(folder) / "list", source, size)
+                reading.write_pieces(Path(folder) / "list", source, size)
             return
-        pieces.write(Path(folder) / "list", source, size)
-        parts = [piece.lines().decode() for piece in pieces.read(Path(folder) / "list")]
+        reading.write_pieces(Path(folder) / "list", source, size)
+        parts = [piece.lines().decode() for piece in reading.read_pieces(Path(folder) / "list")]
         assert "".join(parts) == content
         assert all(part.endswith("\n") for part in parts if part and part is not [p for p in parts if p][-1])
 
@@ -70,7 +70,7 @@ def test_samples_are_those_of_scikit_learn() -> None:
     dump_svmlight_file(dense, labels, file, zero_based=False)
     written = file.getvalue() + b"\n+1 qid:7 3:0.5 # a comment 1:2\n-1\n"
     matrix, expected = load_svmlight_file(io.BytesIO(written), n_features=30)
-    samples = svmlight.parse(written)
+    samples = reading.parse_samples(written)
     assert np.array_equal(samples.labels, expected)
     ours = np.zeros((len(samples), 30))
     ours[samples.sample_of(), samples.ids - 1] = samples.values
@@ -84,7 +84,7 @@ def test_samples_are_those_of_scikit_learn() -> None:
 )
 def test_what_is_no_sample_is_refused(wrong: bytes) -> None:
     with pytest.raises(ValueError, match=r"expected|id"):
-        svmlight.parse(b"1 1:2\n" + wrong)
+        reading.parse_samples(b"1 1:2\n" + wrong)
 
 
 @pytest.mark.parametrize("raised, becomes", [(EOFError, EOFError), (KeyboardInterrupt, SystemExit)])

@@ -21,8 +21,8 @@ import numpy as np
 import numpy.typing as npt
 
 import multiverso as mv
-from multiverso.apps import pieces, svmlight
-from multiverso.apps.svmlight import Samples
+from multiverso.apps import reading
+from multiverso.apps.reading import Samples
 from multiverso.apps.work import SHOWN, Work, once, start
 from multiverso.files.opening import write_whole
 
@@ -81,8 +81,8 @@ def train(settings: Settings) -> Result:
     updater = mv.updaters.ftrl(settings.alpha, settings.beta, settings.l1, settings.l2)
     table = mv.KeyedTable(1, updater=updater, name="weights")  # first: refused, it leaves nothing behind
     listed = settings.run / "pieces.txt"
-    once(settings.run, listed.exists, lambda: pieces.write(listed, settings.source))
-    parts = pieces.read(listed)
+    once(settings.run, listed.exists, lambda: reading.write_pieces(listed, settings.source))
+    parts = reading.read_pieces(listed)
     work = Work(
         settings.run,
         {"weights": table},
@@ -94,7 +94,7 @@ def train(settings: Settings) -> Result:
     )
     curve = []
     for piece in work:
-        samples = svmlight.parse(parts[piece].lines())
+        samples = reading.parse_samples(parts[piece].lines())
         losses = []
         for first in range(0, len(samples), settings.batch):
             keys, total, loss = gradient(table, samples.part(first, min(first + settings.batch, len(samples))))
@@ -109,7 +109,7 @@ def train(settings: Settings) -> Result:
 
 def test(table: mv.KeyedTable, path: Path) -> dict[str, float]:
     """Returns the mean log loss, the share of right answers and the area under the ROC curve on a file."""
-    samples = svmlight.parse(path.read_bytes())
+    samples = reading.parse_samples(path.read_bytes())
     whose = samples.sample_of()
     weighted = samples.values * table.get(samples.ids)[:, 0]
     margin = np.bincount(whose, weighted, minlength=len(samples)) + float(table.get(BIAS)[0])

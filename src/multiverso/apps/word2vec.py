@@ -28,7 +28,7 @@ import numpy as np
 import numpy.typing as npt
 
 import multiverso as mv
-from multiverso.apps import pieces, text
+from multiverso.apps import reading
 from multiverso.apps.work import SHOWN, Work, once, start
 from multiverso.files.opening import write_whole
 
@@ -86,7 +86,7 @@ def encode(settings: Settings) -> None:
     numbers: dict[str, int] = {}
     found = [
         np.array([numbers.setdefault(word, len(numbers)) for word in sentence] + [-1], np.int32)
-        for sentence in text.sentences_of(text.texts_of(settings.source))
+        for sentence in reading.sentences_of(reading.texts_of(settings.source))
     ]
     words = np.concatenate([np.empty(0, np.int32), *found])
     counts = np.bincount(words[words >= 0], minlength=len(numbers))
@@ -153,8 +153,8 @@ def cut(settings: Settings) -> None:
     source = Path(settings.source)
     if settings.source == "python":
         source = settings.run / "python.txt"
-        write_whole(source, "\n\n".join(text.python_texts()).encode())
-    pieces.write(settings.run / "pieces.txt", source)
+        write_whole(source, "\n\n".join(reading.python_texts()).encode())
+    reading.write_pieces(settings.run / "pieces.txt", source)
 
 
 class Seen:
@@ -174,7 +174,7 @@ class Seen:
                 number = numbers.get(word)
                 if number is None:
                     number = numbers[word] = len(numbers)
-                    self.keys.append(text.key_of(word))
+                    self.keys.append(reading.key_of(word))
                 found.append(number)
             found.append(-1)
         words = np.array(found, np.int64)
@@ -196,7 +196,7 @@ def train_by_keys(settings: Settings) -> tuple[list[str], Array, int]:
     inputs = mv.KeyedTable(settings.dim, initial=("uniform", 1 / settings.dim), seed=settings.seed, name="inputs")
     outputs = mv.KeyedTable(settings.dim, name="outputs")
     once(settings.run, (settings.run / "pieces.txt").exists, lambda: cut(settings))
-    parts = pieces.read(settings.run / "pieces.txt")
+    parts = reading.read_pieces(settings.run / "pieces.txt")
     work = Work(
         settings.run,
         {"inputs": inputs, "outputs": outputs},
@@ -210,7 +210,7 @@ def train_by_keys(settings: Settings) -> tuple[list[str], Array, int]:
     mine.parent.mkdir(exist_ok=True)
     seen, random = Seen(), np.random.default_rng([settings.seed, mv.worker_id(), work.done])
     for piece in work:
-        words = seen.encode(text.sentences_of([parts[piece].lines().decode(errors="ignore")]))
+        words = seen.encode(reading.sentences_of([parts[piece].lines().decode(errors="ignore")]))
         counts = seen.counts[: len(seen.keys)]
         keep, keys = kept(counts, settings.sample), np.array(seen.keys, np.int64)
         ends = np.cumsum(counts**0.75)
@@ -263,7 +263,7 @@ def _all_names(folder: Path) -> dict[int, str]:
     for file in sorted(folder.glob("*.txt")):
         for line in file.read_text().splitlines():
             key, _, word = line.partition(" ")
-            if word and text.key_of(word) == int(key):  # the last line of a worker that was killed may be cut
+            if word and reading.key_of(word) == int(key):  # the last line of a worker that was killed may be cut
                 names[int(key)] = word
     return names
 
