@@ -33,6 +33,14 @@ for step in range(1, 4 + mv.worker_id()):
 mv.barrier()
 mv.shutdown()
 """
+FAILING = """
+import signal
+import multiverso as mv
+signal.signal(signal.SIGTERM, signal.SIG_IGN)  # each has to tell what it sees before it is ended
+mv.init()
+mv.barrier()
+raise ValueError("the reason")
+"""
 UNEQUAL = """
 import multiverso as mv
 mv.init(sync=True)
@@ -298,6 +306,29 @@ def test_what_several_nodes_say_is_shown_once_with_who_else_said_it(capfd: pytes
     last = over.decode().strip()
     assert written == [workers[0], last, *workers[1:], "multiverso: node: out of memory", last]
     assert shown.folded() == ["the same from 2 others (host-1, host-3): " + last.removeprefix("multiverso: node: ")]
+
+
+def test_workers_of_several_hosts_that_fail_of_one_cause_show_one_traceback(tmp_path: Path) -> None:
+    """Each host's launcher had left out its own workers' repetitions only, and each said which of them had failed."""
+    done = run("--hosts", 3, "-n", 5, program(tmp_path, FAILING))
+    assert done.returncode == 1
+    assert done.stderr.count("Traceback") == 1, done.stderr
+    assert re.search(
+        r"^\[\d\] the same from 4 others \(workers (\d, ){3}\d\): ValueError: the reason$", done.stderr, re.M
+    )
+    assert len(re.findall(r"^multiverso: worker \d .* failed with exit code 1; the others", done.stderr, re.M)) == 1
+
+
+def test_launchers_whose_workers_failed_of_one_cause_are_shown_once(capfd: pytest.CaptureFixture[str]) -> None:
+    shown = launching._Shown(("a", "b", "c"))
+    words = "worker %d (pid 1%d on %s) failed with exit code 1; the others %s. Its last line: ValueError: x"
+    said = [(0, 4, "a", "were ended"), (1, 7, "b", "were ended"), (2, 9, "c", "continue"), (1, 6, "b", "continue")]
+    lines = [words % (worker, worker, name, end) for _, worker, name, end in said]
+    for (host, *_), line in zip(said, lines, strict=True):
+        shown(host, "stderr", f"multiverso: {line}\n".encode(), b"")
+    written = capfd.readouterr().err.splitlines()
+    assert written == [f"multiverso: {lines[at]}" for at in (0, 2, 3)]  # who is missing in a job that goes on is news
+    assert shown.folded() == [f"the same from 1 other (b): {lines[0]}"]
 
 
 def test_a_host_that_waits_for_a_first_one_that_does_not_answer_is_ended_by_ctrl_c() -> None:

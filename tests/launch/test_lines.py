@@ -2,7 +2,7 @@
 
 import pytest
 
-from multiverso.launch.lines import Seen, Tracebacks, folded, kept, last_state, seen_now
+from multiverso.launch.lines import Seen, Tracebacks, TracebacksOfHost, folded, kept, last_state, seen_now
 
 
 @pytest.mark.parametrize(
@@ -75,6 +75,24 @@ def test_the_same_traceback_is_shown_once() -> None:
     assert folded(seen) == [
         (0, b"the same from 3 others (workers 1, 2, 3): RuntimeError: worker 0 (pid 120) has 0x7f0")
     ]
+
+
+def test_the_same_traceback_of_workers_on_several_hosts_is_shown_once() -> None:
+    seen: Seen = {}
+    one, other = TracebacksOfHost(seen), TracebacksOfHost(seen)
+    lines = [*TRACEBACK, b"ValueError: x", b"b"]
+    first, second = ([b"[%d] %s" % (worker, line) for line in lines] for worker in (0, 10))
+    mixed = [line for pair in zip(first, second, strict=True) for line in pair]
+    assert one.take(mixed) == [*first[:-1], first[-1], second[-1]]
+    assert other.take([line.replace(b"[0]", b"[3]") for line in first] + lines) == [
+        b"[3] b",
+        *lines,
+    ]  # a launcher's own
+    assert other.take([b"[4] " + line for line in TRACEBACK]) == []
+    assert other.holds
+    assert other.late() == []
+    assert other.rest() == [b"[4] " + line for line in TRACEBACK]
+    assert folded(seen) == [(0, b"the same from 2 others (workers 3, 10): ValueError: x")]
 
 
 def test_of_a_chain_of_errors_only_what_is_new_is_shown() -> None:

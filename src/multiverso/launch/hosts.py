@@ -7,6 +7,7 @@ do here is what a launcher does with workers: start them, pass on signals, end t
 
 import math
 import os
+import re
 import signal
 import sys
 import threading
@@ -42,6 +43,9 @@ from multiverso.runtime.discovery.restarts import RESTARTS_VARIABLE, RESUME_VARI
 _MORE_GRACE_SECONDS = 3.0
 # After the first host's end others may still do what they do after shutdown(), which is theirs.
 _LATE_SECONDS = 10.0
+_FAILED = re.compile(
+    rb"multiverso: worker \d+ \(pid \d+ on [^)]*\) (failed with exit code \d+; the others were ended.*)"
+)
 _IN_CONSEQUENCE = 128 + signal.SIGTERM
 _PASSED_ON = (
     "PYTHONPATH",
@@ -87,7 +91,7 @@ def _start(options: RunOptions, starts: Starts) -> Ended:
         commands = host_commands(options, plan, starts.environ(environ, options.resume))
         roster = plan.roster
         shown = HostEvents(roster.names, unbuffered(sys.stdout)) if options.json else _Shown(roster.names)
-        say, output = shown.say, Output(shown)
+        say, output = shown.say, Output(shown, folds=not options.json, of_hosts=True)
         replacements = Replacements(options.replace)
 
         def lost(end: WorkerExit) -> bool:
@@ -262,7 +266,8 @@ def _say(text: str) -> None:
 class _Shown:
     """Passes on what the hosts' launchers write, which has their workers' numbers already.
 
-    What one node says of a lost host, or of its own end, the others often say in the same words: it is shown once.
+    What one node says of a lost host, or of its own end, the others often say in the same words, and so do launchers
+    whose workers have failed of one cause: it is shown once.
 
     Args:
         names: the hosts'.
@@ -270,7 +275,7 @@ class _Shown:
 
     def __init__(self, names: Sequence[str]) -> None:
         self._names = names
-        self._said: dict[bytes, list[int]] = {}  # nodes' lines: who has said them, the first one first
+        self._said: dict[bytes, tuple[bytes, list[int]]] = {}  # such lines, and who has said them, the first one first
 
     def __call__(self, worker_id: int, stream: Stream, lines: bytes, begun: bytes) -> None:
         """Writes whole lines; what are workers to this launcher are hosts."""
@@ -281,9 +286,10 @@ class _Shown:
     say = staticmethod(_say)
 
     def _is_repeated(self, host: int, line: bytes) -> bool:
-        if not line.startswith(NODE_SAYS.encode()):
+        failed = _FAILED.match(line)
+        if not failed and not line.startswith(NODE_SAYS.encode()):
             return False
-        hosts = self._said.setdefault(line, [])
+        _, hosts = self._said.setdefault(failed[1] if failed else line, (line, []))
         if host in hosts:
             return False  # its own, once more, is news
         hosts.append(host)
@@ -294,7 +300,7 @@ class _Shown:
         return [
             f"the same from {len(others)} other{'s' * (len(others) > 1)} "
             f"({', '.join(self._names[host] for host in sorted(others))}): "
-            + line.decode("utf-8", "backslashreplace").removeprefix(NODE_SAYS).rstrip()
-            for line, (_, *others) in self._said.items()
+            + line.decode("utf-8", "backslashreplace").removeprefix(NODE_SAYS).removeprefix("multiverso: ").rstrip()
+            for line, (_, *others) in self._said.values()
             if others
         ]

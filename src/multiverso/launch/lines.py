@@ -1,6 +1,7 @@
-"""What workers' bytes mean as lines: pure functions and one small machine."""
+"""What workers' bytes mean as lines: pure functions and two small machines."""
 
 import re
+import time
 
 _BEGINS_TRACEBACK = re.compile(
     rb"Traceback \(most recent call last\):|Exception ignored |Error in atexit|Process [\w-]+:$"
@@ -10,6 +11,9 @@ _LEADING_ON = (b"During handling of the above", b"The above exception was")
 # What differs in the same error of another worker.
 _OWN = re.compile(rb"0x[0-9a-f]+|(?<=pid )\d+|(?<=worker )\d+")
 _LONGEST_TRACEBACK = 2000
+_HELD_SECONDS = 0.5  # the beginning of a traceback waits for its end
+# How a host's launcher writes a worker's line; its own have no number.
+_PREFIXED = re.compile(rb"(?s)(?:\[(\d+)\] )?(.*)")
 Seen = dict[bytes, tuple[bytes, list[int]]]
 _WIDEST = 4096
 
@@ -57,6 +61,7 @@ class Tracebacks:
         self.interrupted = False
         self._worker_id, self._seen = worker_id, seen
         self._held: list[bytes] = []
+        self._held_since = 0.0
         self._between: list[bytes] | None = None  # what has come since one was left out, if it may belong to another
 
     @property
@@ -71,6 +76,8 @@ class Tracebacks:
             if _BEGINS_TRACEBACK.match(line):
                 if any(held.startswith(b"Traceback") for held in self._held):
                     shown += self.rest()
+                if not self._held:
+                    self._held_since = time.monotonic()
                 self._held.append(line)
             elif not self._held:
                 shown += self._behind(line)
@@ -88,6 +95,10 @@ class Tracebacks:
         held, self._held = [*(self._between or []), *self._held], []
         self._between = None
         return held
+
+    def late(self) -> list[bytes]:
+        """Returns what was held back for too long."""
+        return self.rest() if self._held and time.monotonic() - self._held_since > _HELD_SECONDS else []
 
     def _behind(self, line: bytes) -> list[bytes]:
         """A line outside of tracebacks: behind one that was left out, what leads to the next one waits for it."""
@@ -111,6 +122,47 @@ class Tracebacks:
             if not workers:
                 workers.append(self._worker_id)
         return between + block
+
+
+class TracebacksOfHost:
+    """The lines of a host's launcher: those of each of its workers as `Tracebacks` shows them.
+
+    Args:
+        seen: see `Tracebacks`.
+    """
+
+    def __init__(self, seen: Seen | None = None) -> None:
+        self.interrupted = False
+        self._seen = seen
+        self._of: dict[bytes, Tracebacks] = {}  # by what stands before a line
+
+    @property
+    def holds(self) -> bool:
+        """Whether the beginning of a traceback waits for its end."""
+        return any(machine.holds for machine in self._of.values())
+
+    def take(self, lines: list[bytes]) -> list[bytes]:
+        """Returns the lines, without newlines, that are to be shown now."""
+        return [one for line in lines for one in self._taken(line)]
+
+    def rest(self) -> list[bytes]:
+        """Returns what was held back, because its end does not come."""
+        return [prefix + line for prefix, machine in self._of.items() for line in machine.rest()]
+
+    def late(self) -> list[bytes]:
+        """Returns what was held back for too long."""
+        return [prefix + line for prefix, machine in self._of.items() for line in machine.late()]
+
+    def _taken(self, line: bytes) -> list[bytes]:
+        found = _PREFIXED.fullmatch(line)
+        assert found
+        worker, text = found.groups()
+        prefix = line[: found.start(2)]
+        if prefix not in self._of:
+            self._of[prefix] = Tracebacks(int(worker), self._seen) if worker else Tracebacks(-1)
+        machine = self._of[prefix]
+        machine.interrupted = self.interrupted
+        return [prefix + one for one in machine.take([text])]
 
 
 def folded(seen: Seen) -> list[tuple[int, bytes]]:

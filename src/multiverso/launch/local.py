@@ -102,7 +102,7 @@ def _start(
             report.sink,
             log_files=logs,
             append=starts.restarts > 0 or place.goes_on or (place.other_hosts is not None and restarts() > 0),
-            folds=not options.json,
+            folds=not options.json and place.other_hosts is None,  # or the job's launcher does it, for all hosts
         )
         report.output = output
         environ = {**os.environ, SECRET_VARIABLE: secret}

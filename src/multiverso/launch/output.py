@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import IO
 
-from multiverso.launch.lines import Seen, Tracebacks, folded, kept, last_state, seen_now
+from multiverso.launch.lines import Seen, Tracebacks, TracebacksOfHost, folded, kept, last_state, seen_now
 from multiverso.launch.sinks import Sink, Stream, unbuffered, write_all
 from multiverso.wake import Wake
 
@@ -22,7 +22,6 @@ _HURRY_SECONDS = 1.0
 _LEFT_OPEN_SECONDS = 2.0
 # Python writes a line and its newline one after the other: only what stays without one is a question or a row of dots.
 _BEGUN_SECONDS = 0.1
-_HELD_SECONDS = 0.5  # the beginning of a traceback waits for its end
 
 
 class Output:
@@ -37,11 +36,18 @@ class Output:
     """
 
     def __init__(
-        self, sink: Sink, *, log_files: Mapping[int, Path] | None = None, append: bool = False, folds: bool = False
+        self,
+        sink: Sink,
+        *,
+        log_files: Mapping[int, Path] | None = None,
+        append: bool = False,
+        folds: bool = False,
+        of_hosts: bool = False,
     ) -> None:
         """Opens the log files: all that a worker writes goes to `log_files[worker_id]` as it is.
 
-        With `folds` a traceback that several workers write is shown once, and at the end who else wrote it.
+        With `folds` a traceback that several workers write is shown once, and at the end who else wrote it. With
+        `of_hosts` the workers are hosts' launchers, whose lines have their workers' numbers before them.
         """
         self.broken = False
         self.on_broken: Callable[[], None] = lambda: None
@@ -52,10 +58,10 @@ class Output:
         self._last_words: dict[int, bytes] = {}
         self._begun: dict[tuple[int, Stream], bytes] = {}
         self._show_at: dict[tuple[int, Stream], float] = {}
-        self._tracebacks: dict[int, Tracebacks] = {}
+        self._tracebacks: dict[int, Tracebacks | TracebacksOfHost] = {}
         self._seen: Seen | None = {} if folds else None
+        self._of_hosts = of_hosts
         self._interrupted = False
-        self._held_since: dict[int, float] = {}
         self._notices: deque[Callable[[], None]] = deque()
         self._selector = selectors.DefaultSelector()
         self._wake = Wake()
@@ -121,7 +127,8 @@ class Output:
         while len(self._selector.get_map()) > 1 or self._give_up_at is None:
             self._write_notices()
             patience = None if self._give_up_at is None else 0.2
-            events = self._selector.select(_BEGUN_SECONDS if self._show_at or self._held_since else patience)
+            waits = self._show_at or any(machine.holds for machine in self._tracebacks.values())
+            events = self._selector.select(_BEGUN_SECONDS if waits else patience)
             if not events and self._give_up_at is not None and time.monotonic() > self._give_up_at:
                 break
             for key, _ in events:
@@ -135,8 +142,9 @@ class Output:
                     self._drop(key)
             self._show_begun(time.monotonic())
         self._selector.unregister(self._wake)
-        for worker_id, line in folded(self._seen or {}):
-            self._guarded(partial(self._sink, worker_id, "stderr", line + b"\n", b""))
+        for worker_id, said in folded(self._seen or {}):
+            line = b"[%d] %s\n" % (worker_id, said) if self._of_hosts else said + b"\n"
+            self._guarded(partial(self._sink, worker_id, "stderr", line, b""))
         self._write_notices()
 
     def _write_notices(self) -> None:
@@ -161,7 +169,7 @@ class Output:
             spoken = next((line for line in reversed(lines) if line.strip()), None)
             self._last_words[worker_id] = spoken or self._last_words.get(worker_id, b"")
             lines = self._without_tracebacks(worker_id, lines, at_end=not block)
-            if worker_id in self._held_since:
+            if worker_id in self._tracebacks and self._tracebacks[worker_id].holds:
                 begun = b""
         complete = b"".join(line + b"\n" for line in lines)
         self._show_at.pop(source, None)
@@ -174,20 +182,19 @@ class Output:
     def _without_tracebacks(self, worker_id: int, lines: list[bytes], at_end: bool) -> list[bytes]:
         if self._seen is None and not self._interrupted:
             return lines
-        machine = self._tracebacks.setdefault(worker_id, Tracebacks(worker_id, self._seen))
+        if worker_id not in self._tracebacks:
+            self._tracebacks[worker_id] = (
+                TracebacksOfHost(self._seen) if self._of_hosts else Tracebacks(worker_id, self._seen)
+            )
+        machine = self._tracebacks[worker_id]
         machine.interrupted = self._interrupted
-        shown = machine.take(lines) + (machine.rest() if at_end else [])
-        if machine.holds:
-            self._held_since.setdefault(worker_id, time.monotonic())
-        else:
-            self._held_since.pop(worker_id, None)
-        return shown
+        return machine.take(lines) + (machine.rest() if at_end else [])
 
     def _show_begun(self, now: float) -> None:
-        for worker_id in [worker for worker, at in self._held_since.items() if now - at > _HELD_SECONDS]:
-            del self._held_since[worker_id]
-            lines = b"".join(line + b"\n" for line in self._tracebacks[worker_id].rest())
-            self._guarded(partial(self._sink, worker_id, "stderr", lines, b""))
+        for worker_id, machine in self._tracebacks.items():
+            if late := machine.late():
+                lines = b"".join(line + b"\n" for line in late)
+                self._guarded(partial(self._sink, worker_id, "stderr", lines, b""))
         for source in [source for source, at in self._show_at.items() if at <= now]:
             del self._show_at[source]
             self._guarded(partial(self._sink, *source, b"", seen_now(self._begun[source])))
