@@ -53,6 +53,7 @@ REQUESTS: list[dict[str, Any]] = [
     {"do": "create", "order": 1, "spec": {**SPEC, "name": None}, "master": True, "mode": "sync"},
     {"do": "share", "spec": {"name": "m", "nbytes": 100}},
     {"do": "initialised"},
+    {"do": "leaving"},
     {"do": "close", "number": 1},
     {"do": "cancel", "why": None},
     {"do": "status"},

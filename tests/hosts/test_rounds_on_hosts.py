@@ -346,3 +346,22 @@ def test_rounds_exchange_all_as_it_is_so_another_wire_format_is_refused() -> Non
             with pytest.raises(StartupError, match="a table has wire='int8', every='2': leave that out"):
                 ArrayTableHandler(3, wire="int8", every=2, session=session)
         in_threads([session.shutdown for session in sessions])
+
+
+@pytest.mark.parametrize("longer", [(2,), (1, 2)])
+def test_unequal_rounds_are_told_on_each_host_whose_nodes_have_no_standard_error(
+    longer: tuple[int, ...], capfd: pytest.CaptureFixture[str]
+) -> None:
+    """The first host's node says it where it is heard; its last worker may have left before those of other hosts."""
+
+    def work(session: Session) -> None:
+        table = ArrayTableHandler(3, session=session)
+        for _ in range(3 + (session.worker_id in longer)):
+            table.get()
+
+    with rehearsal(2, 2) as job:
+        job.run(work, **SYNC, node_is_silent=True)
+    lines = [line for line in capfd.readouterr().err.splitlines() if "different numbers of rounds" in line]
+    hosts = len({job.roster.host_of(worker) for worker in longer})
+    assert len(lines) == hosts, lines
+    assert all(line.startswith("multiverso: table 1: ") and " after 4)" in line for line in lines)

@@ -133,6 +133,24 @@ def test_two_jobs_at_once_do_not_meet(tmp_path: Path) -> None:
         assert out.count("of 2 agrees") == 4
 
 
+UNEQUAL = """
+import multiverso as mv
+with mv.init(sync=True):
+    table = mv.ArrayTableHandler(8)
+    for _ in range(3 + mv.worker_id() // 2):
+        table.get()
+"""
+
+
+def test_unequal_rounds_are_told_where_the_node_has_no_standard_error(tmp_path: Path) -> None:
+    """What the node said went nowhere, unless MULTIVERSO_NODE_STDERR was set."""
+    command_line = [BIN / "mpiexec.hydra", "-n", "3", sys.executable, script(tmp_path, UNEQUAL)]
+    done = subprocess.run(command_line, capture_output=True, text=True, timeout=SECONDS, check=False, env=environ())
+    assert done.returncode == 0, done.stderr
+    said = "table 1: workers ended after different numbers of rounds (workers 0, 1 after 3, worker 2 after 4)"
+    assert done.stderr.count(said) == 1, done.stderr
+
+
 def test_workers_on_several_hosts_need_mpi4py_of_their_launchers_mpi(tmp_path: Path) -> None:
     job = script(tmp_path, "import multiverso as mv; mv.init()")
     done = subprocess.run(

@@ -140,7 +140,7 @@ def _join(job: JobInfo, options: dict[str, Any], start: float) -> Session:
         left = max(0.1, deadline - time.monotonic())
         _start_node_unless_there(name, job, options["on_lost"] or "stop")
         try:
-            return Session(name, job.worker_id, start_timeout_seconds=left, secret=secret or None, **options)
+            return _session(name, job, left, secret, options)
         except (NodeLostError, StartupError) as error:
             # the node of the same processes' last job was just ending
             gone = isinstance(error, NodeLostError) or isinstance(error.__cause__, ConnectionRefusedError)
@@ -153,6 +153,17 @@ def _join(job: JobInfo, options: dict[str, Any], start: float) -> Session:
                 ) from error
         time.sleep(min(1.0, 0.02 * 2**attempt))
     raise AssertionError("unreachable")
+
+
+def _session(name: str, job: JobInfo, left: float, secret: str, options: dict[str, Any]) -> Session:
+    return Session(
+        name,
+        job.worker_id,
+        start_timeout_seconds=left,
+        secret=secret or None,
+        node_is_silent=not os.environ.get("MULTIVERSO_NODE_STDERR"),
+        **options,
+    )
 
 
 def _join_hosts(job: JobInfo, secret: str, options: dict[str, Any], start: float) -> Session:
@@ -169,7 +180,7 @@ def _join_hosts(job: JobInfo, secret: str, options: dict[str, Any], start: float
     while True:
         left = max(0.1, deadline - time.monotonic())
         try:
-            return Session(name, job.worker_id, start_timeout_seconds=left, secret=secret or None, **options)
+            return _session(name, job, left, secret, options)
         except StartupError as error:
             # the host's first worker is not as far yet
             early = met.found is None and isinstance(error.__cause__, ConnectionRefusedError)

@@ -143,6 +143,13 @@ class Initialised(_Request):
     """This worker has written its initial value. No answer."""
 
 
+class Leaving(_Request):
+    """This worker is about to leave a node whose standard error nobody reads.
+
+    Answered with ``lines``: to the host's last worker, what the node would have written there at the end.
+    """
+
+
 class Close(_Request):
     """This worker has unmapped a table or plain memory."""
 
@@ -235,7 +242,7 @@ class Publish(_Request):
 
 Request = (
     Hello | Challenge | Prove | Status | Look | Subscribe | Find | Attach | Ready | Withdraw | Create | Share
-    | Initialised | Close | Cancel | Arrived | Gather | AllGather | Ask | Notify | Combine | Spread | Publish
+    | Initialised | Leaving | Close | Cancel | Arrived | Gather | AllGather | Ask | Notify | Combine | Spread | Publish
 )  # fmt: skip
 
 

@@ -160,6 +160,7 @@ class Membership:
         )
         self._incarnations.clear()
         self._rounds: dict[tuple[int, str], dict[int, int]] = {}  # of each table, of those who have left
+        self._leaving: set[int] = set()  # who leaves, and asks what there is to be said
         self._options: Message | None = None
         self._refused: StartupError | None = None  # why this host's workers cannot take part
         self._agreed = False  # whether all hosts' first workers have come with the same options
@@ -405,7 +406,7 @@ class Membership:
         if liveness in (at.LOST, at.GONE):
             self.creations.dropped(worker_id)
         if liveness == at.GONE:
-            self._note_rounds(worker_id)
+            self._has_left(worker_id)
         self._answer_ready()
 
     def _taken(self, wish: int | None, pid: int) -> str:
@@ -422,8 +423,17 @@ class Membership:
             return f"the job's {self.control.capacity} places are taken"
         return f"worker {wish} is already there: two processes have the same worker_id"
 
+    def leaving(self, worker_id: int) -> list[str]:
+        """A worker of this host is about to leave; returns what its last one is to say, as nobody reads the log.
+
+        On several hosts that is what is known here: news of the last tenth of a second may be missing.
+        """
+        self._leaving.add(worker_id)
+        self._note_rounds(worker_id)
+        return unequal(self._rounds) if self._leaving >= self.attached.keys() else []
+
     def _note_rounds(self, worker_id: int) -> None:
-        """A worker has left: once all have, unequal numbers of rounds, and of barriers, are reported.
+        """A worker leaves: notes how many rounds it was in, and barriers.
 
         Fewer in some is an uneven last batch, or a step that one of them has skipped: then all rounds after that have
         put together what does not belong together, and nothing else would say so. The same holds for barriers.
@@ -436,11 +446,16 @@ class Membership:
             mine = progress.members.get(worker_id)
             if mine is not None and mine.first_step <= 1:
                 self._rounds.setdefault((number, progress.name), {})[worker_id] = mine.folded // progress.chunks
+
+    def _has_left(self, worker_id: int) -> None:
+        """A worker has left: once all have, unequal numbers of rounds, and of barriers, are reported."""
+        self._note_rounds(worker_id)
         if not self.attached and not any(self.control.liveness(i) == at.ALIVE for i in range(self.control.capacity)):
             self._tell_rounds()
 
     def _tell_rounds(self) -> None:
-        for line in unequal(self._rounds) if self._hosts.leads else ():
+        """The first host's node says what is unequal, unless each host's last worker does."""
+        for line in unequal(self._rounds) if self._hosts.leads and not self._leaving else ():
             log(line)
         self._rounds.clear()
 
@@ -457,7 +472,7 @@ class Membership:
         worker.connection.worker_id = worker.connection.life = None
         self.control.settle(worker_id, liveness)
         if liveness == at.GONE:
-            self._note_rounds(worker_id)
+            self._has_left(worker_id)
         self._drop(worker_id)
         self._answer_ready()
         if self._waiting_attach and not self.attached:

@@ -158,6 +158,8 @@ class Requests:
                 members.creations.ask(Asked(connection, request, memory, ""))
             case asked.Initialised():
                 members.creations.initialised(connection.attached_id)
+            case asked.Leaving():
+                connection.reply(request.id, {"lines": members.leaving(connection.attached_id)})
             case asked.Close():
                 members.catalogue.close(request.number, connection.attached_id)
                 connection.reply(request.id, {"closed": True})

@@ -5,11 +5,10 @@ The first is for a place in the job, which may be given back before the start.
 
 from __future__ import annotations
 
-import contextlib
 import time
 import weakref
 from collections.abc import Callable
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 
 import msgspec
 
@@ -21,8 +20,9 @@ from multiverso.runtime.session.node_link import NodeLink
 from multiverso.runtime.session.patience import Patience
 from multiverso.runtime.session.view import SessionView
 from multiverso.wire.messages import Message
-from multiverso.wire.requests import AllGather, Arrived, Ask, Attach, Gather, Notify, Request, Withdraw
+from multiverso.wire.requests import AllGather, Arrived, Ask, Attach, Gather, Leaving, Notify, Request, Withdraw
 
+_FAREWELL_SECONDS = 2.0
 _WITHDRAW_SECONDS = 1.0
 _LATER_SECONDS = 0.02
 
@@ -112,7 +112,7 @@ def withdraw(link: NodeLink) -> bool:
     Returns:
         Whether the node agrees; otherwise the worker has left, or is lost.
     """
-    with contextlib.suppress(MultiversoError, OSError, ValueError):
+    with suppress(MultiversoError, OSError, ValueError):
         link.ask(Withdraw(), time.monotonic() + _WITHDRAW_SECONDS, "leave to call init again")
         return True
     return False
@@ -170,6 +170,14 @@ class NodeClient:
             except BaseException:
                 self._link.give_up()
                 raise
+
+    def farewell(self) -> list[str]:
+        """Returns what this host's last worker says in the place of a node that nobody hears, if it is still there."""
+        with self._lock, suppress(MultiversoError):
+            deadline = time.monotonic() + _FAREWELL_SECONDS
+            answer, _ = self._link.ask(Leaving(), deadline, "the node's last words")
+            return [str(line) for line in answer["lines"]]
+        return []
 
     def all_gather(self, note: str) -> dict[int, str | None]:
         """Sends a short note to the workers of all hosts, through the nodes; see `agreement`.

@@ -29,6 +29,7 @@ from multiverso.runtime.session.liveness import Liveness
 from multiverso.runtime.session.node_client import NodeClient, ask_for_place, raise_if_late, withdraw
 from multiverso.runtime.session.node_link import NodeLink
 from multiverso.runtime.session.patience import Barrier, Patience, Threads
+from multiverso.saying import say
 from multiverso.shards.shard import Shard
 from multiverso.spec.modes import Grace, Quorum, chosen_mode
 from multiverso.spec.table import MemorySpec, TableSpec, checked_count
@@ -62,6 +63,7 @@ class Session(InProcess):
         start_timeout_seconds: deadline of starting and of attaching to tables (default 120 s).
         ends_with_node: end this process when the node is gone (our launcher asks for it).
         secret: the node's, for where users cannot be told apart; this user's own by default.
+        node_is_silent: whether nobody reads the node's standard error, so that its last words are said by a worker.
         on_close: called once the session is over.
 
     Raises:
@@ -88,6 +90,7 @@ class Session(InProcess):
         start_timeout_seconds: float | None = None,
         ends_with_node: bool = False,
         secret: str | None = None,
+        node_is_silent: bool = False,
         on_close: Callable[[], None] | None = None,
     ) -> None:
         self.address = address
@@ -106,7 +109,7 @@ class Session(InProcess):
         self.incarnation = 0
         self.job = address  # what the job is called, the same in all of its workers
         self.closed: str | None = None  # why it cannot be used any more
-        self._on_close = on_close
+        self._node_is_silent, self._on_close = node_is_silent, on_close
         self._lock = threading.RLock()
         self._ending = threading.RLock()
         self._flushed = self._over = False
@@ -472,6 +475,8 @@ class Session(InProcess):
             for finish in list(self.before_end.values()):
                 finish()
             self.flush(_MOST_WAIT)
+            for line in self.node.farewell() if self._node_is_silent else ():
+                say(line)
 
     def _finish_end(self) -> None:
         """Ends what has begun. It can be called again after an exception anywhere in it."""
