@@ -1,10 +1,11 @@
 """The documentation runs.
 
 On each page, in a folder of its own: a ``python`` block with a title is written to that file, the other
-``python`` blocks are run one after the other as one script, and each ``console`` block is typed in: its lines
-after ``$`` are run, and the lines below are what must come out (in any order, as workers race; ``...`` stands
-for anything). ``sh`` blocks are not run: they name what a reader's machine may not have. A page that needs
-other frameworks says ``<!-- tested by: tests/... -->`` on its first line.
+``python`` blocks are run one after the other as one script, whose comments behind ``print`` are what must come
+out, and each ``console`` block is typed in: its lines after ``$`` are run, and the lines below are what must come
+out (in any order, as workers race; ``...`` stands for anything). What a page takes for given is in the folder of
+its name in ``tests/pages``: files, and a beginning of the script, ``given.py``. A page that another test runs
+names it on its first line. Whatever is not run stands on the page ``internals/untested.md``, with the reason.
 """
 
 from __future__ import annotations
@@ -15,11 +16,15 @@ import json
 import os
 import re
 import runpy
+import shlex
+import shutil
 import subprocess
 import sys
+import tomllib
 from dataclasses import dataclass
 from pathlib import Path
 
+import click
 import pytest
 
 from warm import Warm
@@ -27,7 +32,8 @@ from warm import Warm
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 FENCE = re.compile(r"^( *)```(?P<language>[\w+-]*)(?P<info>[^\n]*)\n(?P<body>.*?)^\1```$", re.M | re.S)
-ELSEWHERE = re.compile(r"\A<!-- tested by: (\S+) -->")
+ELSEWHERE = re.compile(r"\A<!-- run by: (\S+) -->")
+UNTESTED = ROOT / "docs" / "internals" / "untested.md"
 DEADLINE_SECONDS = 250
 
 
@@ -37,6 +43,11 @@ class Block:
     title: str
     body: str
     line: int
+
+    @property
+    def name(self) -> str:
+        """Its title, or its first line without a comment."""
+        return self.title or re.sub(r"\s+# .*", "", self.body.strip().split("\n")[0])
 
 
 def blocks(text: str) -> list[Block]:
@@ -48,9 +59,26 @@ def blocks(text: str) -> list[Block]:
     return found
 
 
-def runs_here(page: Path) -> bool:
-    text = page.read_text()
-    return not ELSEWHERE.match(text) and any(b.language in ("python", "console") for b in blocks(text))
+def not_run() -> dict[Path, list[str]]:
+    """The titles or first lines of the blocks that no test runs, of each page that has some."""
+    found: dict[Path, list[str]] = {}
+    for name, names in re.findall(r"^- ([\w/-]+\.md): (.+)$", UNTESTED.read_text(), re.M):
+        found.setdefault(ROOT / ("" if name == "README.md" else "docs") / name, []).extend(
+            re.findall("`([^`]+)`", names)
+        )
+    assert len(found) > 20
+    return found
+
+
+def run_here(page: Path) -> list[Block]:
+    text, left_out = page.read_text(), not_run().get(page, [])
+    elsewhere = ELSEWHERE.match(text)
+    return [b for b in blocks(text) if b.language in ("python", "console") and not elsewhere and b.name not in left_out]
+
+
+def printed(script: str) -> list[str]:
+    """What the comments behind ``print`` show: values, and not words about them."""
+    return re.findall(r"print\(.*\)  # ([\d\[].*|(?:True|False)\b.*)$", script, re.M)
 
 
 def environment(*folders: Path) -> dict[str, str]:
@@ -86,17 +114,22 @@ def agrees(expected: list[str], got: list[str]) -> bool:
     )
 
 
-@pytest.mark.parametrize("page", [*filter(runs_here, PAGES)], ids=lambda page: str(page.relative_to(ROOT)))
+@pytest.mark.parametrize("page", [*filter(run_here, PAGES)], ids=lambda page: str(page.relative_to(ROOT)))
 def test_what_the_page_shows_happens(
     page: Path, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, warm: Warm, warm_torch: Warm
 ) -> None:
     """Its programs begin in forks of an interpreter that has imported multiverso, or PyTorch, too."""
-    framework = re.search("(import|from) (torch|sklearn)", page.read_text())
+    given = ROOT / "tests" / "pages" / page.stem
+    begin = (given / "given.py").read_text() if (given / "given.py").exists() else ""
+    if given.exists():
+        shutil.copytree(given, tmp_path, dirs_exist_ok=True)
+    framework = re.search("(import|from) (torch|sklearn)", begin + page.read_text())
     warm = warm_torch if framework else warm
     programs = tmp_path_factory.mktemp("programs")
     warm.write_commands(programs)
-    script: list[str] = []  # each line where it stands on the page, so that a traceback names the page's lines
-    for block in blocks(page.read_text()):
+    # each line where it stands on the page, so that a traceback names the page's lines
+    script = ["from given import *"] if begin else []
+    for block in run_here(page):
         if block.language == "python" and block.title:
             (tmp_path / block.title).write_text(block.body)
         elif block.language == "python":
@@ -110,32 +143,48 @@ def test_what_the_page_shows_happens(
     if script:
         (tmp_path / "page.py").write_text("\n".join(script) + "\n")
         program = ("-W", "error", "page.py")
-        output(warm.run(*program, cwd=tmp_path, env=environment(), timeout=DEADLINE_SECONDS))
+        said = output(warm.run(*program, cwd=tmp_path, env=environment(), timeout=DEADLINE_SECONDS)).splitlines()
+        assert [line for line in printed("\n".join(script)) if line not in said] == []
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_nothing_on_the_page_is_left_unrun(page: Path) -> None:
+def test_whatever_on_the_page_is_not_run_is_listed_with_the_reason(page: Path) -> None:
     text = page.read_text()
-    if elsewhere := ELSEWHERE.match(text):
-        assert (ROOT / elsewhere[1]).exists()
-        return
-    found = blocks(text)
+    found, here = blocks(text), run_here(page)
     assert text.count("```") == 2 * len(found), "a fence that is not closed, or not seen by this test"
-    assert {b.language for b in found} <= {
-        "python",
-        "console",
-        "sh",
-        "text",
-        "json",
-        "toml",
-        "ini",
-        "mermaid",
-        "dockerfile",
-    }
-    commands = " ".join(b.body for b in found if b.language == "console")
-    for block in found:
+    elsewhere = ELSEWHERE.match(text)
+    if elsewhere:
+        assert f'"{page.stem}"' in (ROOT / elsewhere[1]).read_text(), f"{elsewhere[1]} does not run this page"
+        here = [b for b in found if b.language == "python"]
+    commands = " ".join(b.body for b in here if b.language == "console")
+    for block in here if not elsewhere else ():
         if block.language == "python" and block.title:
             assert block.title in commands, f"{block.title} is written but no console block runs it"
+    left = sorted(b.name for b in found if b not in here and b.language != "mermaid")
+    assert left == sorted(not_run().get(page, [])), "not run, and what docs/internals/untested.md lists of this page"
+
+
+def test_commands_that_are_not_run_have_options_files_and_targets_that_exist() -> None:
+    from multiverso.cli.main import app
+
+    tried = 0
+    extras = set(tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"])
+    targets = re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), re.M)
+    for page in PAGES:
+        text = "\n".join(b.body for b in blocks(page.read_text()) if b.language == "sh")
+        lines = re.sub(r"\s+#.*", "", text)
+        for name, arguments in re.findall(r"(?:^|\$ |\()multiverso (\w+)([^\n&)]*)", lines, re.M):
+            command = app.commands[name]
+            command.make_parser(click.Context(command, **command.context_settings)).parse_args(shlex.split(arguments))
+            tried += 1
+        for path in re.findall(r"(?:^|[ ./])((?:examples|benchmarks|scripts|tests)/\S+\.\w+)", lines, re.M):
+            assert (ROOT / path).exists(), f"{page}: {path}"
+            tried += 1
+        for wanted in re.findall(r"pip install .*?\[([\w,]+)\]", lines):
+            assert set(wanted.split(",")) <= extras | {"train"}, f"{page}: {wanted}"  # ray's own
+        for target in re.findall(r"^make (\S+)", lines, re.M):
+            assert target in targets, f"{page}: make {target}"
+    assert tried > 20
 
 
 def test_the_gallery_counts_the_lines_that_its_programs_mark() -> None:

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 import multiverso as mv
+from documentation import run_page
 from multiverso.testing.laws import Job, call, run_jobs, unless_raised
 
 SECONDS = 280
@@ -203,6 +204,7 @@ def ended(
     backend, freq, sync = request.param
     folder = str(tmp_path_factory.mktemp(backend))
     jobs = {"fit": Job((0, 1), (fit, freq, sync)), "embedding": Job((0,), (learn,)), "published": Job((0,), (publish,))}
+    jobs["page"] = Job((0, 1), (run_page, "keras", folder))
     for part in ("whole", "begun", "resumed", "alone", "joined"):
         jobs[part] = Job((0,) if part == "alone" else (0, 1), (save_and_resume, folder, part))
     # what is small is compiled, not optimised, in half of the time
@@ -210,6 +212,10 @@ def ended(
     with forked_from(f"keras on {backend}"):
         results = run_jobs([*jobs.values()], call, env=env, preload=("keras",))
     return freq, lambda name: unless_raised(results[[*jobs].index(name)])
+
+
+def test_what_the_page_shows_runs(ended: Any) -> None:
+    ended[1]("page")
 
 
 def test_two_workers_fit_one_model(ended: Any) -> None:

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 import multiverso as mv
+from documentation import run_page
 from multiverso.testing.laws import Job, call, run_jobs, unless_raised
 
 
@@ -169,6 +170,7 @@ def resumed_by_transformers(place: str, epochs: int) -> list[Any]:
 
 PLACES = {"whole": "-whole", "alone": "-grown", "joined": "-grown"}
 PARTS = {"whole": (0, 1), "begun": (0, 1), "resumed": (0, 1), "alone": (0,), "joined": (0, 1)}
+PAGES = ("lightning", "huggingface")
 TRAINERS = {"lightning": resumed_by_lightning, "transformers": resumed_by_transformers}
 
 
@@ -211,12 +213,19 @@ def ended(tmp_path_factory: pytest.TempPathFactory, forked_from: Callable[[str],
         (with_transformers,): Job((0, 1), (with_transformers, folder)),
         (resume_from_nowhere,): Job((0,), (resume_from_nowhere,)),
     }
+    for page in PAGES:
+        jobs[run_page, page] = Job((0, 1), (run_page, page, folder))
     for trainer in TRAINERS:
         for part, members in PARTS.items():
             jobs[trainer, part] = Job(members, (save_and_resume, folder, trainer, part))
     with forked_from("trainers"):
         results = run_jobs([*jobs.values()], call, preload=(ignore_warnings,))
     return lambda *name: unless_raised(results[[*jobs].index(name)])
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_what_the_page_shows_runs(ended: Any, page: str) -> None:
+    ended(run_page, page)
 
 
 def test_lightning(ended: Any) -> None:
