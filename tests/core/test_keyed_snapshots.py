@@ -201,6 +201,9 @@ def test_it_is_exported_for_others(alone: Session, tmp_path: Path) -> None:
         table.export(tmp_path / "t.csv")
     empty = mv.KeyedTable(2, session=alone)
     assert empty.export(tmp_path / "e.npz") == 0
+    for place in ("/proc/t.npz", "/dev/null/t.txt", tmp_path / "missing" / "t.vec"):
+        with pytest.raises(SnapshotError, match=f"{place} cannot be written: "):
+            table.export(place)
 
 
 def test_it_is_exported_to_parquet(alone: Session, tmp_path: Path) -> None:

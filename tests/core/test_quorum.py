@@ -369,6 +369,18 @@ def test_a_replay_has_the_same_bits_whatever_the_timing(seed: int, tmp_path: Pat
         assert (tmp_path / "a" / name).read_text() == (tmp_path / "b" / name).read_text()
 
 
+def test_a_record_that_cannot_be_written_is_refused() -> None:
+    (error,) = together(
+        lambda session: outcome(lambda: mv.ArrayTableHandler(2, session=session)),
+        1,
+        sync=True,
+        quorum=1,
+        record="/proc/x",
+    )
+    assert isinstance(error, SnapshotError)
+    assert str(error).startswith("/proc/x cannot be written: ")
+
+
 def test_a_replay_is_refused_with_other_workers_another_table_or_no_record(tmp_path: Path) -> None:
     together(lambda session: mv.ArrayTableHandler(2, session=session).get(), 2, sync=True, quorum=1, record=tmp_path)
 

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from multiverso.errors import SnapshotError
-from multiverso.files.opening import read_plain, write_whole
+from multiverso.files.opening import read_plain, write_whole, writing_a_save
 from multiverso.files.parsing import Count, Number, parse
 
 Reads = list[tuple[Number, Count]]
@@ -46,11 +46,12 @@ def begin(folder: Path, table: int, worker: int) -> Path:
     """Returns where a worker's record of a table will be; until then there is none, also not of a run before.
 
     Raises:
-        OSError: there is no such folder, and none can be made.
+        SnapshotError: there is no such folder, and none can be made.
     """
-    folder.mkdir(parents=True, exist_ok=True)
     path = _file_of(folder, table, worker)
-    path.unlink(missing_ok=True)
+    with writing_a_save(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        path.unlink(missing_ok=True)
     return path
 
 

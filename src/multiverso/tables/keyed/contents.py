@@ -133,6 +133,10 @@ class KeyedContents(HeldKeyedTable, Generic[Scalar]):
 
         Returns:
             How many keys.
+
+        Raises:
+            ValueError: another suffix.
+            SnapshotError: it cannot be written.
         """
         return export.export(path, self.items(), self._spec.dim, name)
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from multiverso.files.opening import write_whole
+from multiverso.files.opening import write_whole, writing_a_save
 
 Batches = Iterable[tuple[npt.NDArray[np.int64], npt.NDArray[Any]]]
 Name = Callable[[int], str]
@@ -22,6 +22,7 @@ def export(path: str | os.PathLike[str], batches: Batches, dim: int, name: Name 
 
     Raises:
         ValueError: another suffix.
+        SnapshotError: it cannot be written.
         ModuleNotFoundError: Parquet without pyarrow.
     """
     writer = _WRITERS.get(Path(path).suffix)
@@ -33,7 +34,8 @@ def export(path: str | os.PathLike[str], batches: Batches, dim: int, name: Name 
     keys = np.concatenate([k for k, _ in found]) if found else np.empty(0, np.int64)
     rows = np.concatenate([r for _, r in found]) if found else np.empty((0, dim))
     order = np.argsort(keys, kind="stable")
-    write_whole(path, writer(keys[order], rows[order], name))
+    with writing_a_save(path):
+        write_whole(path, writer(keys[order], rows[order], name))
     return int(keys.size)
 
 
