@@ -86,8 +86,8 @@ class KeyedTable(KeyedContents[Scalar]):
 
     Raises:
         TableMismatchError: other workers asked for another table of this name.
-        NotInThisJobError: a session with bounded staleness, or one on several hosts; a synchronous one, and
-            ``admission`` or ``eviction``.
+        NotInThisJobError: a session with bounded staleness, or rounds with a quorum; a synchronous one on several
+            hosts, or with ``admission`` or ``eviction``; several hosts, and an updater of your own.
         ValueError: an invalid ``initial`` or name.
 
     Examples:
