@@ -316,19 +316,20 @@ def test_workers_of_several_hosts_that_fail_of_one_cause_show_one_traceback(tmp_
     assert re.search(
         r"^\[\d\] the same from 4 others \(workers (\d, ){3}\d\): ValueError: the reason$", done.stderr, re.M
     )
-    assert len(re.findall(r"^multiverso: worker \d .* failed with exit code 1; the others", done.stderr, re.M)) == 1
+    assert len(re.findall(r"^multiverso: worker \d .* failed with exit code 1[.;]", done.stderr, re.M)) == 1
 
 
 def test_launchers_whose_workers_failed_of_one_cause_are_shown_once(capfd: pytest.CaptureFixture[str]) -> None:
     shown = launching._Shown(("a", "b", "c"))
-    words = "worker %d (pid 1%d on %s) failed with exit code 1; the others %s. Its last line: ValueError: x"
-    said = [(0, 4, "a", "were ended"), (1, 7, "b", "were ended"), (2, 9, "c", "continue"), (1, 6, "b", "continue")]
+    words = "worker %d (pid 1%d on %s) failed with exit code 1%s. Its last line: ValueError: x"
+    ended, goes_on = "; the others were ended", "; the others continue"
+    said = [(0, 4, "a", ended), (1, 7, "b", ended), (2, 9, "c", goes_on), (1, 6, "b", goes_on), (2, 8, "c", "")]
     lines = [words % (worker, worker, name, end) for _, worker, name, end in said]
     for (host, *_), line in zip(said, lines, strict=True):
         shown(host, "stderr", f"multiverso: {line}\n".encode(), b"")
     written = capfd.readouterr().err.splitlines()
     assert written == [f"multiverso: {lines[at]}" for at in (0, 2, 3)]  # who is missing in a job that goes on is news
-    assert shown.folded() == [f"the same from 1 other (b): {lines[0]}"]
+    assert shown.folded() == [f"the same from 2 others (b, c): {lines[0]}"]
 
 
 def test_a_host_that_waits_for_a_first_one_that_does_not_answer_is_ended_by_ctrl_c() -> None:

@@ -44,7 +44,7 @@ _MORE_GRACE_SECONDS = 3.0
 # After the first host's end others may still do what they do after shutdown(), which is theirs.
 _LATE_SECONDS = 10.0
 _FAILED = re.compile(
-    rb"multiverso: worker \d+ \(pid \d+ on [^)]*\) (failed with exit code \d+; the others were ended.*)"
+    rb"multiverso: worker \d+ \(pid \d+ on [^)]*\) (failed with exit code \d+)(?:; the others were ended)?(\..*)"
 )
 _IN_CONSEQUENCE = 128 + signal.SIGTERM
 _PASSED_ON = (
@@ -289,7 +289,7 @@ class _Shown:
         failed = _FAILED.match(line)
         if not failed and not line.startswith(NODE_SAYS.encode()):
             return False
-        _, hosts = self._said.setdefault(failed[1] if failed else line, (line, []))
+        _, hosts = self._said.setdefault(failed[1] + failed[2] if failed else line, (line, []))
         if host in hosts:
             return False  # its own, once more, is news
         hosts.append(host)
