@@ -237,4 +237,7 @@ def weakened(threads: Sequence[Sequence[Step]]) -> Iterator[tuple[str, Sequence[
                 less = [*thread[:p], replace(step, order=""), *thread[p + 1 :]]
             else:
                 continue
-            yield f"{step.order} {step.kind} {step.place} of thread {t}", [*threads[:t], less, *threads[t + 1 :]]
+            number = ("first", "second", "third", "fourth")[t]
+            kind = "read" if step.kind == "R" else "write"
+            what = f"{kind} of `{step.place}`" if step.place else f"fence of the {number} thread"
+            yield f"{step.order} {what}", [*threads[:t], less, *threads[t + 1 :]]
