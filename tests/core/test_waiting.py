@@ -11,6 +11,7 @@ import sys
 import termios
 import threading
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -676,3 +677,20 @@ def test_unequal_numbers_of_barriers_are_told_at_the_end(more: int, capfd: pytes
     together(work, 2)
     said = "workers ended after different numbers of barriers (worker 1 after 1, worker 0 after 2)"
     assert (said in capfd.readouterr().err) == bool(more)
+
+
+@pytest.mark.parametrize("silent", [False, True])
+def test_shutdown_ends_what_another_thread_waits_for(silent: bool) -> None:
+    """Also where it asks what the node has to say, with the connection that this thread uses."""
+    with Node(2) as node:
+        first, second = in_threads(
+            [partial(Session, node.address, i, node_is_silent=silent, timeout_seconds=5) for i in range(2)]
+        )
+        with second:
+            ends: list[object] = []
+            thread = threading.Thread(target=lambda: ends.append(outcome(first.barrier)))
+            thread.start()
+            wait_for(lambda: second.control.worker(0).wait is not None)
+            first.shutdown()
+            thread.join()
+            assert [type(end) for end in ends] == [ClosedError]

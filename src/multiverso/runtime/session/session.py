@@ -475,16 +475,22 @@ class Session(InProcess):
             for finish in list(self.before_end.values()):
                 finish()
             self.flush(_MOST_WAIT)
-            for line in self.node.farewell() if self._node_is_silent else ():
-                say(line)
+            if self._node_is_silent and not holds(self._lock):  # else this is a handler, as in `dismiss`
+                self._close()  # or this would wait for the lock as long as another thread of ours waits for others
+                for line in self.node.farewell():
+                    say(line)
 
-    def _finish_end(self) -> None:
-        """Ends what has begun. It can be called again after an exception anywhere in it."""
+    def _close(self) -> None:
+        """From now on calls are refused, and waits of other threads end."""
         if self.closed is None:
             self.closed = (
                 "the session is over: shutdown() was called; call init() again to begin a new one "
                 "(tables of the old one cannot be used any more)"
             )
+
+    def _finish_end(self) -> None:
+        """Ends what has begun. It can be called again after an exception anywhere in it."""
+        self._close()
         for handle in self.handles:
             handle._leave()
         if self._takes_part:
