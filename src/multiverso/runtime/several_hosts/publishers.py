@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 
 import msgspec
 
+from multiverso.errors import MultiversoError
 from multiverso.hosts.control.messages import Publication
 from multiverso.runtime.session.observing import publications_of
 
@@ -41,4 +43,5 @@ class Publishers:
 
     def _run(self) -> None:
         while not self._closing.wait(_LOOK_SECONDS):
-            self.seen = msgspec.convert(publications_of(self._job), list[Publication])
+            with contextlib.suppress(OSError, MultiversoError):  # no descriptor is free: the next look may find one
+                self.seen = msgspec.convert(publications_of(self._job), list[Publication])
