@@ -452,6 +452,12 @@ def test_a_row_add_is_a_step_of_the_table_and_adds_of_all_workers_count() -> Non
     np.testing.assert_allclose(results[0][1][2:], expected, rtol=1e-5)
 
 
+@pytest.mark.parametrize(("updater", "name"), [(mv.updaters.mean(), "add"), (mv.updaters.add(), "mean")])
+def test_a_mean_is_not_taken_for_a_sum_by_its_name(updater: Updater, name: str) -> None:
+    with pytest.raises(ValueError, match=f"'{name}' is that of"):
+        mv.updaters.resolve(replace(updater, name=name))
+
+
 def test_an_updater_of_ones_own_is_not_taken_for_one_of_ours_by_its_name() -> None:
     def halves(values: Any, delta: Any, state: Any, stride: Any, hyper: Any, count: Any) -> None:
         for i in range(count):

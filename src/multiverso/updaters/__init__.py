@@ -34,10 +34,12 @@ def resolve(updater: str | Updater) -> Updater:
     if isinstance(updater, Updater):
         ours = BY_NAME.get(updater.name)
         # other workers, saved tables and the quick way of plain addition go by the name
-        if ours is not None and updater.apply not in (ours().apply, *_OTHER_LOOPS.get(updater.name, ())):
+        loops = (ours().apply, *_OTHER_LOOPS.get(updater.name, ())) if ours is not None else ()
+        if ours is not None and (updater.apply not in loops or updater.mean != ours().mean):
             raise ValueError(
                 f"the name {updater.name!r} is that of multiverso.updaters.{updater.name}, and this updater applies "
-                f"another loop ({updater.apply.__module__}.{updater.apply.__qualname__}): give it a name of its own"
+                f"another loop ({updater.apply.__module__}.{updater.apply.__qualname__}), or the "
+                "mean where that applies the sum, or the sum: give it a name of its own"
             )
         return updater
     if isinstance(updater, str) and updater.partition("_")[0] == "dcasgd":
