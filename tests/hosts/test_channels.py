@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import random
 import socket
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -60,6 +61,33 @@ def received(channel: Channel, count: int) -> bytes:
         assert got
         view = view[got:]
     return bytes(data)
+
+
+def test_who_waits_has_acknowledged_what_has_come() -> None:
+    """The system waits for an answer to send it with; an idle connection looked busy, and slow, until then."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        first = Plain(socket.create_connection(listener.getsockname()))
+        accepted = listener.accept()[0]
+        second = Plain(accepted)
+    for _ in range(20):  # so that the system expects answers
+        for one, other in ((first, second), (second, first)):
+            one.send(b"x")
+            assert received(other, 1) == b"x"
+
+    def segments_sent() -> int:  # tcpi_segs_out
+        return int.from_bytes(accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 140)[136:], sys.byteorder)
+
+    class Waiting:
+        def poll(self) -> None:
+            assert segments_sent() > before
+
+    before = segments_sent()
+    first.send(b"x")
+    assert received(second, 1) == b"x"
+    second._poll = Waiting()  # type: ignore[assignment]
+    second.await_some()
+    first.close()
+    second.close()
 
 
 def test_what_the_system_does_not_take_at_once_is_sent_by_flush_without_a_copy() -> None:
