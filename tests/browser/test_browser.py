@@ -11,11 +11,14 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
+import msgspec
 import pytest
 from page_support import Launched, script
 
 from axe import violations
 from chromium import Chromium
+from multiverso.page.feed import Feed
+from multiverso.watching.snapshot import Link, Snapshot
 
 VERDICT = "document.getElementById('verdict').textContent"
 CONTINUES = """
@@ -179,3 +182,49 @@ def test_it_fits_a_phone_and_a_screen_light_and_dark(workers: int, tmp_path: Pat
         assert browser.errors == []
         job.communicate("", timeout=60)
         browser.wait(f"{VERDICT}.startsWith('The job is over')")
+
+
+def test_what_went_wrong_is_said_first_and_numbers_have_fitting_units(tmp_path: Path, browser: Chromium) -> None:
+    """A lost worker was not in the first line; half a minute was 30000 ms; once a job was over, costs were too high."""
+
+    def worker(number: int, look: int) -> dict[str, object]:
+        counts = {"waited_seconds": 0.25 * look * (number > 0), "cost_seconds": 0.5 * look * (number == 0)}
+        counts |= dict.fromkeys(("adds", "gets", "exchanges", "bytes", "staleness", "cpu_seconds"), 0.0)
+        lost = {"state": "lost" if number == 3 and look > 20 else "alive", "waiting_for": "barrier 2" if number else ""}
+        return (
+            {"id": number, "pid": 7 + number, "program": "train.py", "host": "host-0", "incarnation": 0}
+            | {
+                "waiting_seconds": 0.5,
+                "needs": [0],
+                "resident_bytes": 1 << 20,
+                "checkpoint": 0,
+                "step": None,
+                "values": {},
+            }
+            | counts
+            | lost
+        )
+
+    feed = Feed()
+    for look in range(60):
+        link = Link("host-1", "connected", 2, 0.0, 0.0, behind_seconds=12.3, round_trip_seconds=0.2)
+        facts = {"at": look / 2, "up_seconds": look / 2, "address": "a", "host": "host-0", "workers_num": 3}
+        facts |= {"memory_bytes": 0, "checkpoint": 0, "tables": [], "links": [link], "waited_for": {}}
+        feed.add(msgspec.convert(facts | {"workers": [worker(number, look) for number in (0, 1, 3)]}, Snapshot))
+    path = tmp_path / "page.html"
+    path.write_text(feed.saved())
+    browser.open(path.as_uri())
+    browser.wait("document.querySelectorAll('#charts canvas').length >= 4")
+    assert browser.value(VERDICT).startswith("Worker 3 was lost. Worker 0 is the slowest: ")
+    assert browser.value("document.getElementById('verdict').className") == "slow"
+    cells = browser.value("[...document.querySelectorAll('#links tbody tr > *')].map((cell) => cell.textContent)")
+    assert cells[5:] == ["200 ms", "12 s", "once"]
+    figures = browser.value("[...document.querySelectorAll('#charts figcaption')].map((one) => one.textContent)")
+    assert any(text.endswith("now 12 s") for text in figures), figures
+    assert feed.history.now is not None
+    feed.add(msgspec.structs.replace(feed.history.now, at=30.0, up_seconds=30.0, over="ended by a signal", well=False))
+    path.write_text(feed.saved())
+    browser.open(path.as_uri())
+    browser.wait(f"{VERDICT}.startsWith('The job is over')")
+    browser.wait("document.querySelector('#workers tbody td:nth-child(5)')?.textContent")
+    assert browser.value("document.querySelector('#workers tbody td:nth-child(5)').textContent") in ("49%", "48%")

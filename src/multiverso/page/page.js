@@ -13,7 +13,7 @@
   const number = (value) => (value == null || !isFinite(value) ? "" : value && Math.abs(value) < 1e-3 ? value.toExponential(1) : plain.format(value));
   const percent = (value) => (value == null ? "" : `${Math.round(100 * value)}%`);
   const share = (value) => (value == null ? "" : value < 0.1 ? `${Number((100 * value).toPrecision(2))}%` : percent(value));
-  const milliseconds = (value) => (value == null ? "" : `${Number((1e3 * value).toPrecision(2))} ms`);
+  const delay = (value) => (value == null ? "" : value < 1 ? `${Number((1e3 * value).toPrecision(2))} ms` : `${Number(value.toPrecision(2))} s`);
   const bytes = (value) => {
     if (value == null) return "";
     let unit = 0;
@@ -118,7 +118,7 @@
         const from = past && points.find((point) => point[0] >= past[0] && read(point) != null);
         return from && from !== last ? rate(from, last, read) : null;
       };
-      const others = Math.max(1, now.workers.filter((one) => one.state === "alive").length - 1);
+      const live = now.workers.filter((one) => now.over || one.state === "alive"), others = Math.max(1, live.length - 1);
       const [share, cost] = [of(WAITED), of(COST)];
       return { ...worker, rate: of(counted), share: share == null ? null : Math.min(1, share), cost: cost == null ? 0 : Math.min(1, cost / others), cpu: of(CPU) };
     });
@@ -195,7 +195,7 @@
     }
     const lines = [...groups.values()].slice(0, 8).map((group) => {
       const [{ needs, waiting_for }] = group, longest = Math.max(...group.map((one) => one.waiting_seconds));
-      return `${names(group.map((one) => one.id))} wait${group.length > 1 ? "" : "s"}${needs.length ? ` for ${names(needs)}` : ""}: ${waiting_for}, since ${duration(longest)}`;
+      return `${names(group.map((one) => one.id))} wait${group.length > 1 ? "" : "s"}${needs.length ? ` for ${names(needs)}` : ""}: ${waiting_for}, for ${duration(longest)}`;
     });
     const texts = lines.length ? lines : ["nobody waits just now"];
     resize($("graph-text"), texts.length, () => make("li"));
@@ -239,8 +239,8 @@
     if (hosts.length) {
       found.push(["links", "bytes a second to and from other hosts", bytes, (a, b, [host, way]) => a && rate(a, b, (point) => of(point, host, BYTES[way])), ways]);
       found.push(["busy", "share of the time that a connection is busy", share, (a, b, [host, way]) => busyShare(a, b, host, way), ways]);
-      if (now.links.some((link) => link.behind_seconds > 0) || state.points.some((point) => hosts.some((host) => of(point, host, BEHIND) > 0))) found.push(["behind", "staleness: how old other hosts' adds are before reads here see them, at most", milliseconds, (a, b, [host]) => of(b, host, BEHIND) ?? null, hosts.map((host) => [host])]);
-      found.push(["delays", "round trip to other hosts", milliseconds, (a, b, [host]) => of(b, host, ROUND_TRIP) ?? null, hosts.map((host) => [host])]);
+      if (now.links.some((link) => link.behind_seconds > 0) || state.points.some((point) => hosts.some((host) => of(point, host, BEHIND) > 0))) found.push(["behind", "staleness: how old other hosts' adds are before reads here see them, at most", delay, (a, b, [host]) => of(b, host, BEHIND) ?? null, hosts.map((host) => [host])]);
+      found.push(["delays", "round trip to other hosts", delay, (a, b, [host]) => of(b, host, ROUND_TRIP) ?? null, hosts.map((host) => [host])]);
     }
     const keyed = now.tables.filter((table) => table.kind === "keyed"), counted = (point, name, what) => (point[3][name] || [])[what];
     if (keyed.length) found.push(["rows", "rows of keyed tables", number, (a, b, [name]) => counted(b, name, 0) ?? null, keyed.map(({ name }) => [name])]);
@@ -279,8 +279,9 @@
       const gone = new Set(links || state.now.over ? [] : state.now.workers.filter((worker) => worker.state !== "alive").map((worker) => worker.id));
       const last = series.map((one, i) => (gone.has(one) ? null : data[i + 1][data[i + 1].length - 1])).filter((value) => value != null);
       const lost = key.startsWith("logged") ? state.now.workers.filter((worker) => worker.values[title] === null).map((worker) => worker.id) : [];
-      const none = () => (data.slice(1).some((values) => values.some((value) => value != null)) ? "none now" : "no values yet");
-      const range = (last.length ? `now ${format(Math.min(...last))} to ${format(Math.max(...last))}` : none()) + (lost.length ? `; ${names(lost)}: not finite` : "");
+      const when = state.now.over ? "at the end" : "now";
+      const none = () => (data.slice(1).some((values) => values.some((value) => value != null)) ? `none ${when}` : "no values yet");
+      const range = (last.length ? `${when} ${between(last, format)}` : none()) + (lost.length ? `; ${names(lost)}: not finite` : "");
       chart.place.setAttribute("aria-label", `Chart by ${!links ? "worker" : state.now.links.some(({ host }) => host === links[0][0]) ? "host" : "table"}: ${title}; ${range}${began(data.slice(1), format)}`);
       if (!chart.pointed) say(chart.output, range);
     }
@@ -292,9 +293,10 @@
     resize(list, items.length, () => { const item = make("li"); item.append(make("span", { class: "swatch" }), make("span")); return item; });
     items.forEach(([name, text], i) => { const item = list.children[i]; item.firstChild.style.background = `var(${name})`; say(item.lastChild, text); });
   };
+  const between = (values, format) => [...new Set([Math.min(...values), Math.max(...values)].map(format))].join(" to ");
   const began = (columns, format) => { // for who cannot see whether it falls
     const first = columns.map((values) => values.find((value) => value != null)).filter((value) => value != null);
-    return first.length ? `, at first ${format(Math.min(...first))} to ${format(Math.max(...first))}` : "";
+    return first.length ? `, at first ${between(first, format)}` : "";
   };
   const wayOf = ([host, way]) => (way === undefined ? host : `${way ? "from" : "to"} ${host}`);
   const WIDTH = (chart) => Math.max(200, chart.place.clientWidth), HEIGHT = 170;
@@ -355,22 +357,24 @@
     $("links").closest("section").hidden = !links.length;
     const busy = ({ host }) => past && Math.max(...[0, 1].map((way) => busyShare(past, last, host, way)));
     rows($("links").tBodies[0], links.map((link) => [link.host, link.state,
-      ...BYTES.map((way) => (past ? bytes(rate(past, last, (point) => of(point, link.host, way))) : "")), percent(busy(link)), milliseconds(link.round_trip_seconds), milliseconds(link.behind_seconds), link.connections > 1 ? `${link.connections - 1} times` : ""]));
+      ...BYTES.map((way) => (past ? bytes(rate(past, last, (point) => of(point, link.host, way))) : "")), percent(busy(link)), delay(link.round_trip_seconds), delay(link.behind_seconds), link.connections > 2 ? `${link.connections - 1} times` : link.connections > 1 ? "once" : ""]));
   }
   const NOBODY = $("verdict").textContent;
   let shown = "";
   function drawVerdict() {
     const { now, slowest, lost, verdict } = state, live = now ? now.workers.filter((worker) => worker.state === "alive") : [];
-    const text = now && now.over ? `The job is over: ${now.over}. ${verdict[0].toUpperCase()}${verdict.slice(1)}.` : lost || (!now || !now.workers.some((worker) => worker.pid) ? NOBODY : slowest ? `W${verdict.slice(1)}.` : live.length > 1 ? "No worker holds the others up." : live.length ? "One worker is running." : "No worker is running.");
+    const gone = now && !now.over && !lost ? now.workers.filter((worker) => worker.state === "lost").map((worker) => worker.id) : [];
+    const said = gone.length ? `W${names(gone).slice(1)} ${gone.length > 1 ? "were" : "was"} lost. ` : "";
+    const text = said + (now && now.over ? `The job is over: ${now.over}. ${verdict[0].toUpperCase()}${verdict.slice(1)}.` : lost || (!now || !now.workers.some((worker) => worker.pid) ? NOBODY : slowest ? `W${verdict.slice(1)}.` : live.length > 1 ? "No worker holds the others up." : live.length ? "One worker is running." : "No worker is running."));
     // a reader of the screen is told what is new, not each percent
-    const news = now && slowest && !now.over && !lost ? `${slowest.worker} ${Math.round(slowest.share * 10)} ${slowest.share ? "" : Math.round(slowest.pace * 5)}` : text;
+    const news = now && slowest && !now.over && !lost ? `${said}${slowest.worker} ${Math.round(slowest.share * 10)} ${slowest.share ? "" : Math.round(slowest.pace * 5)}` : text;
     say($("verdict"), text);
     if (news !== shown) say($("said"), text);
     shown = news;
     $("network").hidden = !state.network;
     if (state.network) say($("network"), `${state.network[0].toUpperCase()}${state.network.slice(1)}.`);
     const ended = !now || !now.over ? undefined : now.well == null ? "unknown" : now.well ? "" : "bad";
-    $("verdict").className = ended ?? (lost ? "bad" : slowest ? "slow" : "");
+    $("verdict").className = ended ?? (lost ? "bad" : slowest || gone.length ? "slow" : "");
   }
   function draw() {
     drawVerdict();
