@@ -161,7 +161,7 @@ def test_a_wait_is_called_the_same_whatever_its_numbers() -> None:
 
 def test_the_last_line_leaves_out_waits_that_took_no_time() -> None:
     waits = {"the creation of a table": 0.01, "round of weights": 3.0}
-    assert ending(moment(10, IDLE, waited_for=waits)).endswith("; waited for: round of weights 3.0 s")
+    assert ending(moment(10, IDLE, waited_for=waits)).endswith("; waited for, over all workers: round of weights 3.0 s")
     assert "waited for" not in ending(moment(10, IDLE, waited_for={"barrier": 0.0}))
 
 

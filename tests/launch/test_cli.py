@@ -190,7 +190,8 @@ def test_top_shows_who_waits_for_whom(tmp_path: Path) -> None:
         first, columns, *lines, last = said.splitlines()
         assert first == "multiverso: 2 workers on this host"
         assert re.fullmatch(
-            r"multiverso: 2 workers ran for .*; worker 0 is the slowest: .*; waited for: barrier .* s\.", last
+            r"multiverso: 2 workers ran .*; worker 0 is the slowest: .*; waited for, over all workers: barrier .* s\.",
+            last,
         )
         assert columns.split() == ["worker", "operations", "op/s", "stale", "lag", "waited", "logged"]
         assert [line.split()[:2] for line in lines] == [["0", "5"], ["1", "5"]]

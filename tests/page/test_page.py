@@ -55,7 +55,10 @@ def test_a_job_is_shown_while_it_runs_and_from_its_file_afterwards(tmp_path: Pat
         assert code == 0
         assert "over" in said or "ran for" in said
         assert (last["now"]["over"], last["now"]["well"]) == ("all workers have finished", True)
-        assert re.search(rf"multiverso: 2 workers ran for [\d.:]+( s)?; {SLOW} .*; waited for: round of weights", said)
+        assert re.search(
+            rf"multiverso: 2 workers ran for [\d.:]+( s)?; {SLOW} .*; waited for, over all workers: round of weights",
+            said,
+        )
     again = run("page", "run.jsonl", "--export", "run.html", cwd=tmp_path)
     assert again.returncode == 0, again.stderr
     text = (tmp_path / "run.html").read_text()

@@ -153,5 +153,8 @@ def ending(now: Snapshot) -> str:
         parts.append("no worker held the others up")
     waits = sorted((wait for wait in now.waited_for.items() if wait[1] >= _LEAST_SECONDS), key=lambda wait: -wait[1])
     if waits:
-        parts.append("waited for: " + ", ".join(f"{kind} {duration(seconds)}" for kind, seconds in waits[:_MOST_WAITS]))
+        parts.append(
+            "waited for, over all workers: "
+            + ", ".join(f"{kind} {duration(seconds)}" for kind, seconds in waits[:_MOST_WAITS])
+        )
     return "; ".join(parts)
