@@ -181,7 +181,7 @@ sys.exit(int(os.environ["MULTIVERSO_RESTARTS"]) < 1)
 
 
 def test_a_job_that_fails_has_not_ended_well(tmp_path: Path) -> None:
-    text = "import multiverso as mv, sys\nmv.init()\nsys.stdin.readline()\nsys.exit(3)\n"
+    text = "import multiverso as mv, sys\nmv.init()\nsys.stdin.readline()\nraise ValueError('the reason')\n"
     with Launched("run", "-n", 1, "--page", script(tmp_path, text), cwd=tmp_path) as job:
         messages = job.messages()
         while next(messages)["now"] is None:
@@ -191,9 +191,11 @@ def test_a_job_that_fails_has_not_ended_well(tmp_path: Path) -> None:
         job.process.stdin.flush()
         *_, last = messages
         assert last["now"]["well"] is False
-        assert re.fullmatch(r"worker 0 \(pid \d+\) failed with exit code 3", last["now"]["over"])
+        assert re.fullmatch(
+            r"worker 0 \(pid \d+\) failed with exit code 1: ValueError: the reason", last["now"]["over"]
+        )
         assert last["events"][-1]["bad"]
-        assert job.end()[0] == 3
+        assert job.end()[0] == 1
 
 
 def test_of_a_program_that_never_joins_the_end_says_so(tmp_path: Path) -> None:

@@ -66,7 +66,9 @@ def _launch(options: RunOptions, place: Place) -> int:
             lambda: report.restarting(starts),
         )
         if watch:
-            watch.end(f"{ended.result}", ended.code == 0)
+            culprit = ended.result.culprit if ended.result.reason in ("failed", "finished") else None
+            said = report.output.last_words(culprit.worker_id) if culprit and report.output else ""
+            watch.end(f"{ended.result}{f': {said}' if said else ''}", ended.code == 0)
     # after a signal, and on one of several hosts, this process still has to tell its exit code
     if ended.result.reason != "signal" and place.other_hosts is None:
         let_signals_end_us()
