@@ -158,8 +158,8 @@ platforms: .venv/.dev ## the wheel and tests of the core under PYTHONS="python3.
 	@$(BIN)/python scripts/wheels.py --once --tests $(PYTHONS:%=--python %) build/wheels >build/platforms.json
 	@$(BIN)/python scripts/platforms.py build/platforms.json
 
-aarch64: .venv/.dev ## the wheel for aarch64, built here and tried in a Debian for arm64 under qemu (root; some 20 minutes)
-	@ROOT="$(ROOT)" bash scripts/aarch64.sh $(PYTEST_ARGS)
+aarch64: .venv/.dev ## the wheel for aarch64, built here and tried in a Debian for arm64 under qemu (root; some 20 minutes; WHEEL=file)
+	@ROOT="$(ROOT)" WHEEL="$(WHEEL)" bash scripts/aarch64.sh $(PYTEST_ARGS)
 
 containers: .venv/.dev ## the Dockerfiles of the documentation, followed without Docker in roots made by debootstrap (root; WHEEL=file)
 	@$(BIN)/python scripts/containers.py $(WHEEL)

@@ -5,7 +5,8 @@
 # It shows that the code runs. It shows nothing about the order of memory, since the emulated processor keeps that of the
 # real one (tests/core/test_memory_order.py looks at that), nor about deaths: qemu has no robust futexes, by which a
 # worker's end is noticed. Wants root, debootstrap, binutils-aarch64-linux-gnu, and qemu-user of version 8 or later
-# (Debian 13): older ones cannot map memory twice. ROOT= is where the Debian is made, or lies from the last time.
+# (Debian 13): older ones cannot map memory twice. ROOT= is where the Debian is made, or lies from the last time; WHEEL=
+# is one to try instead of building it.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 root=$(realpath -m "${ROOT:-build/aarch64-root}")
@@ -22,8 +23,11 @@ mountpoint -q /proc/sys/fs/binfmt_misc || mount -t binfmt_misc none /proc/sys/fs
     cat /usr/lib/binfmt.d/qemu-aarch64.conf >/proc/sys/fs/binfmt_misc/register
 
 wheels=build/wheels-aarch64
-rm -rf "$wheels"
-MULTIVERSO_BUILD_KERNELS=1 MULTIVERSO_BUILD_MACHINE=aarch64 .venv/bin/python -m hatchling build -t wheel -d "$wheels"
+if [[ -z "${WHEEL:-}" ]]; then
+    rm -rf "$wheels"
+    MULTIVERSO_BUILD_KERNELS=1 MULTIVERSO_BUILD_MACHINE=aarch64 .venv/bin/python -m hatchling build -t wheel -d "$wheels"
+    WHEEL=$(echo "$wheels"/*.whl)
+fi
 
 if [[ ! -e $root/usr/bin/python3 ]]; then
     debootstrap --arch arm64 --variant=minbase --include=python3,python3-venv,ca-certificates,binutils bookworm "$root"
@@ -35,7 +39,8 @@ for place in proc sys dev; do
 done
 trap 'umount -l "$root/proc" "$root/sys" "$root/dev"' EXIT
 rm -rf "$root/try" && mkdir "$root/try"
-cp -r "$wheels" "$root/try/wheels"
+mkdir "$root/try/wheels"
+cp "$WHEEL" "$root/try/wheels"
 cp -r tests benchmarks examples scripts pyproject.toml "$root/try/"
 sed -n '/^```python/,/^```$/p' README.md | sed '1d;/^```/,$d' >"$root/try/train.py"
 chroot "$root" env -i HOME=/root PATH=/try/venv/bin:/usr/bin:/bin LANG=C.UTF-8 bash -euc '
@@ -46,5 +51,5 @@ chroot "$root" env -i HOME=/root PATH=/try/venv/bin:/usr/bin:/bin LANG=C.UTF-8 b
     time multiverso run -n 4 train.py
     pip install -q pytest pytest-timeout pytest-xdist hypothesis greenlet numba
     python -m pytest -q -p no:cacheprovider --timeout 600 -k "not killed" "$@" \
-        tests/core/test_{table_calls,rounds,keyed,plain_arrays,saving,kernels,nested_calls}.py
+        tests/core/test_{table_calls,rounds,keyed,plain_arrays,saving,kernels,nested_calls}.py tests/rules
 ' try "$@"

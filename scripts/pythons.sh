@@ -74,8 +74,7 @@ for python in python3.{11..19} python3.{13..19}t "${PYENV_ROOT:-$HOME/.pyenv}"/v
     # compiled before any test's deadline begins
     "$place/bin/python" -m multiverso warmup || echo "make pythons: not all kernels could be compiled beforehand" >&2
     start=$SECONDS
-    if PATH="$PWD/$place/bin:$PATH" MULTIVERSO_FREE_THREADED=1 \
-        "$place/bin/python" -m pytest -n 2 --dist loadscope -p no:cacheprovider "${run[@]}" "$@"; then
+    if PATH="$PWD/$place/bin:$PATH" "$place/bin/python" -m pytest -n 2 --dist loadscope -p no:cacheprovider "${run[@]}" "$@"; then
         summary+=("$version passed in $((SECONDS - start)) s")
     else
         summary+=("$version FAILED")

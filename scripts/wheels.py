@@ -1,9 +1,10 @@
 """Builds the wheel and the source archive, and tries them in an empty environment without Numba; prints JSON.
 
 python scripts/wheels.py [--once] [--tests] [FOLDER]
+python scripts/wheels.py --wheel FILE [--tests] [--python PYTHON ...]
 
 The wheel is built twice, which has to give the same bytes. Needs the development tools of .venv (Numba, hatchling) and
-a linker (binutils). Exits with 1 where anything fails.
+a linker (binutils); with --wheel it builds nothing and needs nothing. Exits with 1 where anything fails.
 """
 
 from __future__ import annotations
@@ -25,10 +26,14 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 # Of the core, what has most to do with compiled code and with what CPython and NumPy look like inside.
 TESTS = ("table_calls", "rounds", "keyed", "plain_arrays", "saving", "limits", "compiling")
+# What every table, updater and rule has to do, of which the golden traces are stored to the last bit.
+SUITES = ("rules/test_golden_traces.py", "testing/test_suites.py")
 FACTS = """
 import json, platform, numpy
 from multiverso.compiling import prebuilt
-print(json.dumps({"machine": platform.machine(), "kernels": prebuilt.level(), "numpy": numpy.__version__}))
+levels = list(prebuilt.LEVELS[platform.machine()])
+levels = levels[levels.index(prebuilt.level()):]
+print(json.dumps({"machine": platform.machine(), "levels": levels, "numpy": numpy.__version__}))
 """
 NOT_OURS = ("pip", "setuptools", "_distutils_hack", "pkg_resources", "distutils-precedence", "numpy")
 
@@ -64,6 +69,26 @@ def megabytes(paths: Sequence[Path]) -> float:
     return round(sum(file.stat().st_size for file in files) / 1e6, 1)
 
 
+def built(target: Path, once: bool) -> dict[str, Any]:
+    """Builds the wheel, twice unless ``once``, and the source archive; returns what they are."""
+    began = time.perf_counter()
+    wheel = build(target, "wheel")
+    facts: dict[str, Any] = {"wheel": wheel.name, "build_seconds": round(time.perf_counter() - began, 1)}
+    facts["wheel_megabytes"] = megabytes([wheel])
+    facts["sdist"] = build(target, "sdist").name
+    with zipfile.ZipFile(wheel) as opened:
+        facts["library_kilobytes"] = {
+            Path(file.filename).stem: file.file_size // 1000
+            for file in opened.infolist()
+            if file.filename.endswith(".so")
+        }
+    if not once:
+        with tempfile.TemporaryDirectory() as again:
+            digests = [hashlib.sha256(path.read_bytes()).hexdigest() for path in (wheel, build(Path(again), "wheel"))]
+        facts["same_bytes_again"] = digests[0] == digests[1]
+    return facts
+
+
 def tried(wheel: Path, python: str, tests: bool) -> dict[str, Any]:
     """Installs a wheel into an empty environment, and runs the README's twenty lines and tests there."""
     with tempfile.TemporaryDirectory() as place:
@@ -81,6 +106,8 @@ def tried(wheel: Path, python: str, tests: bool) -> dict[str, Any]:
         absent = "import importlib.util as u; assert not u.find_spec('numba') and not u.find_spec('llvmlite')"
         run(inside, "-c", absent)
         facts |= json.loads(run(inside, "-c", FACTS))
+        levels = facts.pop("levels")
+        facts["kernels"] = levels[0]
         (block,) = re.findall(r'```python title="train.py"\n(.*?)```', (ROOT / "README.md").read_text(), re.S)
         (folder / "train.py").write_text(block)
         job = (folder / "venv" / "bin" / "multiverso", "run", "-n", "4", folder / "train.py")
@@ -89,9 +116,15 @@ def tried(wheel: Path, python: str, tests: bool) -> dict[str, Any]:
         if tests:  # which have updaters of their own, so Numba beside the kernels that came compiled
             run(*install, f"{wheel}[compile]", "pytest>=8", "pytest-timeout", "hypothesis", "greenlet", "twine>=6")
             run(inside, "-m", "twine", "check", "--strict", *wheel.parent.glob("multiverso-*"))
+            path = f"{folder}/venv/bin:{os.environ['PATH']}"
+            command: tuple[str | Path, ...] = (inside, "-m", "pytest", "-q", "-p", "no:cacheprovider")
+            best, *others = (packages / f"multiverso/compiling/libraries/{level}.so" for level in levels)
             files = [ROOT / "tests" / "core" / f"test_{name}.py" for name in TESTS]
-            command: tuple[str | Path, ...] = (inside, "-m", "pytest", "-q", "-p", "no:cacheprovider", *files)
-            facts["tests"] = run(*command, PATH=f"{folder}/venv/bin:{os.environ['PATH']}").splitlines()[-1]
+            facts["tests"] = run(*command, *files, PATH=path).splitlines()[-1]
+            for library in [best, *others]:
+                best.write_bytes(library.read_bytes())
+                run(*command, *(ROOT / "tests" / name for name in SUITES), PATH=path)
+            facts["kernels"] = ", ".join(levels)
     return facts
 
 
@@ -101,22 +134,10 @@ def main() -> None:
     parser.add_argument("--once", action="store_true", help="build it once, and do not compare")
     parser.add_argument("--tests", action="store_true", help="run tests of the core there, too")
     parser.add_argument("--python", action="append", help="which Pythons (may be given again); this one by default")
+    parser.add_argument("--wheel", type=Path, help="try this one, and build none")
     given = parser.parse_args()
-    began = time.perf_counter()
-    wheel = build(given.folder, "wheel")
-    facts: dict[str, Any] = {"wheel": wheel.name, "build_seconds": round(time.perf_counter() - began, 1)}
-    facts["wheel_megabytes"] = megabytes([wheel])
-    facts["sdist"] = build(given.folder, "sdist").name
-    with zipfile.ZipFile(wheel) as opened:
-        facts["library_kilobytes"] = {
-            Path(file.filename).stem: file.file_size // 1000
-            for file in opened.infolist()
-            if file.filename.endswith(".so")
-        }
-    if not given.once:
-        with tempfile.TemporaryDirectory() as again:
-            digests = [hashlib.sha256(path.read_bytes()).hexdigest() for path in (wheel, build(Path(again), "wheel"))]
-        facts["same_bytes_again"] = digests[0] == digests[1]
+    facts = {"wheel": given.wheel.name} if given.wheel else built(given.folder, given.once)
+    wheel = given.wheel or given.folder / facts["wheel"]
     facts["tried"] = [tried(wheel, python, given.tests) for python in given.python or [sys.executable]]
     print(json.dumps(facts, indent=1))
     sys.exit(not facts.get("same_bytes_again", True))

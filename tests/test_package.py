@@ -151,25 +151,6 @@ except multiverso.errors.StartupError as error:
     assert result.stdout.count("\n") == 1
 
 
-def test_a_python_without_the_gil_is_refused_until_somebody_wants_to_try_it() -> None:
-    probe = """
-import sys, numpy, numba
-import multiverso
-sys.abiflags = "t"
-try:
-    multiverso.init()
-    multiverso.shutdown()
-except multiverso.errors.StartupError as error:
-    print(error)
-"""
-    refused = start(sys.executable, "-c", probe)
-    assert refused.returncode == 0, refused.stderr
-    assert "without the GIL" in refused.stdout
-    assert "MULTIVERSO_FREE_THREADED=1" in refused.stdout
-    tried = start(sys.executable, "-c", probe, MULTIVERSO_FREE_THREADED="1")
-    assert (tried.returncode, tried.stdout) == (0, ""), tried.stderr
-
-
 def test_the_door_defines_nothing_and_exports_what_it_says() -> None:
     door = ast.parse((ROOT / "src/multiverso/__init__.py").read_text())
     defined = [node for node in door.body if isinstance(node, ast.FunctionDef | ast.ClassDef | ast.AsyncFunctionDef)]

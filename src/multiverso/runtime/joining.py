@@ -77,12 +77,6 @@ def join(
             f"multiverso runs on Linux (x86-64, aarch64); this is {platform.system()} on {platform.machine()}"
         )
     environ = os.environ if environ is None else environ
-    if "t" in sys.abiflags and not environ.get("MULTIVERSO_FREE_THREADED"):
-        raise StartupError(
-            f"this Python {platform.python_version()} is a build without the GIL, on which multiverso has never been "
-            "run: use the ordinary build, where the tables' calls release the GIL, too; or set "
-            "MULTIVERSO_FREE_THREADED=1 to try it, after the tests (make pythons)."
-        )
     if on_lost not in (None, "stop", "continue"):
         raise StartupError(f"on_lost is 'stop' or 'continue'; got {on_lost!r}")
     asked = {"wire": wire, "every": every, "between": between}
