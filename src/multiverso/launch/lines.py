@@ -13,7 +13,7 @@ _OWN = re.compile(rb"0x[0-9a-f]+|(?<=pid )\d+|(?<=worker )\d+")
 _LONGEST_TRACEBACK = 2000
 _HELD_SECONDS = 0.5  # the beginning of a traceback waits for its end
 # How a host's launcher writes a worker's line; its own have no number.
-_PREFIXED = re.compile(rb"(?s)(?:\[(\d+)\] )?(.*)")
+_PREFIXED = re.compile(rb"(?s)(?:\[(\d{1,9})\] )?(.*)")
 Seen = dict[bytes, tuple[bytes, list[int]]]
 _WIDEST = 4096
 

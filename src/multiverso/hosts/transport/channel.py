@@ -24,6 +24,7 @@ def megabytes_for(seconds: float) -> int:
 _MANY = 64
 # In Linux's struct tcp_info, in microseconds: tcpi_rtt, tcpi_min_rtt, tcpi_busy_time, tcpi_rwnd_limited.
 _RTT_AT, _MIN_RTT_AT, _BUSY_AT, _RECEIVER_AT = 68, 148, 168, 176
+_SOON_MS = 2
 _ONCE = 2  # of TCP_QUICKACK: what comes later may still be acknowledged together with an answer
 sockets: weakref.WeakSet[socket.socket] = weakref.WeakSet()  # a forked child closes its copies
 
@@ -85,12 +86,13 @@ class Channel:
     def await_some(self) -> None:
         """Waits until there is something to receive, or the end. Another thread may receive it meanwhile.
 
-        Acknowledges before what has come. The system does so up to 40 ms later, and until then the sender's `delay` and
-        `busy_seconds` take an idle connection for a slow one.
+        Where nothing more comes soon, it acknowledges what has come. The system does so up to 40 ms later, and until
+        then the sender's `delay` and `busy_seconds` take an idle connection for a slow one.
         """
-        with contextlib.suppress(OSError):  # no TCP, or the end
-            self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_QUICKACK, _ONCE)
-        self._poll.poll()
+        if not self._poll.poll(_SOON_MS):
+            with contextlib.suppress(OSError):  # no TCP, or the end
+                self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_QUICKACK, _ONCE)
+            self._poll.poll()
 
     @property
     def holds_some(self) -> bool:

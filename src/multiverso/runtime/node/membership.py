@@ -291,6 +291,7 @@ class Membership:
             self.control.admit(worker_id, connection.pid)
         connection.worker_id, connection.life = worker_id, None
         self.attached[worker_id] = Attached(connection)
+        self._leaving.discard(worker_id)
         self.had_workers = True
         self._deaths.watch_process(worker_id, connection.pid)
         body: Message = {
