@@ -198,6 +198,16 @@ def test_a_job_that_fails_has_not_ended_well(tmp_path: Path) -> None:
         assert job.end()[0] == 1
 
 
+def test_of_several_hosts_the_worker_that_failed_first_is_named(tmp_path: Path) -> None:
+    """The first host's launcher knew only of its own workers, which fail because another one has."""
+    text = "import multiverso as mv, sys\nmv.init()\nif mv.worker_id() == 1:\n    raise ValueError\nmv.barrier()\n"
+    with Launched("run", "-n", 2, "--hosts", 2, "--page", script(tmp_path, text), cwd=tmp_path) as job:
+        *_, last = job.messages()
+        assert re.fullmatch(r"worker 1 \(pid \d+ on host-1\) was lost first", last["now"]["over"])
+        assert last["now"]["well"] is False
+        assert job.end()[0] == 1
+
+
 def test_of_a_program_that_never_joins_the_end_says_so(tmp_path: Path) -> None:
     words = "no worker has called multiverso.init(), so there is nothing to show"
     text = "import sys\nsys.stdin.readline()\n"

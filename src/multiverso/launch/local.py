@@ -22,6 +22,7 @@ from multiverso.launch.watched import Page, Watch
 from multiverso.runtime.discovery.restarts import restarts
 from multiverso.runtime.node.node import Node
 from multiverso.watching.slowest import ending
+from multiverso.watching.snapshot import Snapshot
 from multiverso.wire.trust import SECRET_VARIABLE, new_secret
 
 
@@ -66,14 +67,24 @@ def _launch(options: RunOptions, place: Place) -> int:
             lambda: report.restarting(starts),
         )
         if watch:
-            culprit = ended.result.culprit if ended.result.reason in ("failed", "finished") else None
-            said = report.output.last_words(culprit.worker_id) if culprit and report.output else ""
-            watch.end(f"{ended.result}{f': {said}' if said else ''}", ended.code == 0)
+            watch.end(_why(ended.result, watch.history.now, place, report), ended.code == 0)
     # after a signal, and on one of several hosts, this process still has to tell its exit code
     if ended.result.reason != "signal" and place.other_hosts is None:
         let_signals_end_us()
     ended.tell()
     return ended.code
+
+
+def _why(result: JobResult, now: Snapshot | None, place: Place, report: Report) -> str:
+    """Returns how a job ended; of a worker on another host, which was the first, no more is known here than that."""
+    if result.culprit is None or result.reason not in ("failed", "finished"):
+        return f"{result}"
+    first = now.lost[0] if now is not None and now.lost and result.reason == "failed" else result.culprit.worker_id
+    if now is not None and first not in place.workers:
+        worker = next(one for one in now.workers if one.id == first)
+        return f"worker {first} (pid {worker.pid} on {worker.host}) was lost first"
+    said = report.output.last_words(result.culprit.worker_id) if report.output else ""
+    return f"{result}{f': {said}' if said else ''}"
 
 
 def _start(
