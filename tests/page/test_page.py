@@ -140,7 +140,7 @@ while True:
     table.add([1.0] * 10)
     time.sleep(0.001)
 """
-    options = ("-n", 2, "--page", "--on-failure", "continue", "--replace", 100)
+    options = ("-n", 2, "--page", "--history", "run.jsonl", "--on-failure", "continue", "--replace", 100)
     with Launched("run", *options, script(tmp_path, text), cwd=tmp_path) as job:
         messages, kills, anew = job.messages(), 0, 0
         for message in messages:
@@ -162,6 +162,8 @@ while True:
         assert sum(event["bad"] for event in events) == 5
         os.kill(job.process.pid, signal.SIGINT)
         assert job.end()[0] == 130
+    last = json.loads((tmp_path / "run.jsonl").read_text().splitlines()[-1])
+    assert (last["over"], last["well"]) == ("ended by a signal", None), "whoever ends a job has not failed"
 
 
 def test_a_job_that_is_started_again_stays_on_its_page(tmp_path: Path) -> None:

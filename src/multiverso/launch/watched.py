@@ -152,8 +152,8 @@ class Watch:
                 self._look(last=True)
                 self._node = None
 
-    def end(self, why: str, well: bool) -> None:
-        """The job is over, and not started again; says so on the page, and whether it ended well."""
+    def end(self, why: str, well: bool | None) -> None:
+        """The job is over, and not started again; says so on the page, and if it ended well (None: by a signal)."""
         if self.history.now is not None:
             self._show(msgspec.structs.replace(self.history.now, over=why, well=well))
 
