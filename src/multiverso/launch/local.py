@@ -67,10 +67,9 @@ def _launch(options: RunOptions, place: Place) -> int:
             lambda: report.restarting(starts),
         )
         if watch:
-            watch.end(
-                _why(ended.result, watch.history.now, place, report),
-                None if ended.result.reason == "signal" else ended.code == 0,
-            )
+            # of several hosts the job's launcher ends each where one has failed
+            by_user = ended.result.reason == "signal" and place.other_hosts is None
+            watch.end(_why(ended.result, watch.history.now, place, report), None if by_user else ended.code == 0)
     # after a signal, and on one of several hosts, this process still has to tell its exit code
     if ended.result.reason != "signal" and place.other_hosts is None:
         let_signals_end_us()
