@@ -251,7 +251,7 @@ def test_who_uses_tables_less_and_steps_as_fast_is_not_slow() -> None:
 
 def test_staleness_is_of_the_last_reads() -> None:
     def status(pushes: float, reads: int, **table: Any) -> dict[str, Any]:
-        line = {"adds": 0, "gets": reads, "exchanges": 0, "bytes": 0, "wait_seconds": 0.0}
+        line = {"adds": 5, "gets": reads, "exchanges": 0, "bytes": 0, "wait_seconds": 0.0}
         line |= {"staleness_mean": pushes / max(1, reads), "staleness_reads": reads}
         unused = {**line, "gets": 0, "staleness_mean": 0.0, "staleness_reads": 0}
         worker = {**WORKER, "id": 0, "pid": 7}
@@ -265,6 +265,7 @@ def test_staleness_is_of_the_last_reads() -> None:
     replaced = observer.see(status(6, 2))
     assert replaced.workers[0].staleness == 3.0, "another process in its place"
     assert replaced.tables[0].gets == 112, "a table's totals never fall"
+    assert replaced.tables[0].adds == 5, "a count that goes on in the next one"
 
 
 @given(st.lists(st.floats(0.01, 100), min_size=1, max_size=200), st.integers(4, 20))

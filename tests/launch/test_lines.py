@@ -65,16 +65,23 @@ def test_tracebacks_of_an_interruption_are_left_out_and_others_are_not() -> None
 def test_the_same_traceback_is_shown_once() -> None:
     seen: Seen = {}
     machines = [Tracebacks(worker, seen) for worker in range(4)]
-    errors = [b"RuntimeError: worker %d (pid 12%d) has 0x7f%d" % (worker, worker, worker) for worker in range(4)]
+    errors = [b"RuntimeError: worker %d (pid 12%d) at 0x7f%d" % (worker, worker, worker) for worker in range(4)]
     lines = [[b"a", *TRACEBACK, error, b"b"] for error in errors]
     assert machines[0].take(lines[0]) == lines[0]
     assert [machine.take(each) for machine, each in zip(machines[1:], lines[1:], strict=True)] == [[b"a", b"b"]] * 3
     assert machines[0].take(lines[0]) == lines[0]  # its own, once more, is news
     other = [*TRACEBACK, b"ValueError: another one"]
     assert machines[1].take(other) == other
-    assert folded(seen) == [
-        (0, b"the same from 3 others (workers 1, 2, 3): RuntimeError: worker 0 (pid 120) has 0x7f0")
-    ]
+    assert folded(seen) == [(0, b"the same from 3 others (workers 1, 2, 3): RuntimeError: worker 0 (pid 120) at 0x7f0")]
+
+
+def test_errors_about_different_numbers_are_all_shown() -> None:
+    seen: Seen = {}
+    texts = (b"no worker 7", b"no worker 8", b"magic 0xdead", b"magic 0xbeef", b"pid 1", b"pid 2")
+    for worker, text in enumerate(texts):
+        lines = [*TRACEBACK, b"ValueError: " + text]
+        assert Tracebacks(worker, seen).take(lines) == lines
+    assert folded(seen) == []
 
 
 def test_the_same_traceback_of_workers_on_several_hosts_is_shown_once() -> None:

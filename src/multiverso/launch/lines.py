@@ -8,8 +8,8 @@ _BEGINS_TRACEBACK = re.compile(
 )
 
 _LEADING_ON = (b"During handling of the above", b"The above exception was")
-# What differs in the same error of another worker.
-_OWN = re.compile(rb"0x[0-9a-f]+|(?<=pid )\d+|(?<=worker )\d+")
+# What differs in the same error of another worker, beside its number: no number that an error is about.
+_OWN = re.compile(rb"(?<= at )0x[0-9a-f]+|(?<=\(pid )\d+")
 _LONGEST_TRACEBACK = 2000
 _HELD_SECONDS = 0.5  # the beginning of a traceback waits for its end
 # How a host's launcher writes a worker's line; its own have no number.
@@ -108,13 +108,16 @@ class Tracebacks:
         self._between = None
         return [line]
 
+    def _without_its_own(self, block: list[bytes]) -> bytes:
+        return re.sub(rb"(?<=worker )%d\b" % self._worker_id, b"", _OWN.sub(b"", b"\n".join(block)))
+
     def _judged(self, last: bytes) -> list[bytes]:
         block, between = self._held, self._between or []
         self._held, self._between = [], None
         if self.interrupted and last.startswith(b"KeyboardInterrupt"):
             return between
         if self._seen is not None:
-            _, workers = self._seen.setdefault(_OWN.sub(b"", b"\n".join(block)), (last, []))
+            _, workers = self._seen.setdefault(self._without_its_own(block), (last, []))
             if workers and self._worker_id not in workers:
                 workers.append(self._worker_id)
                 self._between = []

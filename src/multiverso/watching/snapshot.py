@@ -254,10 +254,9 @@ class Observer:
         """Returns what processes did with a table in whose places there are others, which count from 0."""
         gone = self._gone.setdefault(table["id"], dict.fromkeys(_TOTALS, 0.0))
         for worker_id, line in table["workers"].items():
-            last = self._lines.get((table["id"], int(worker_id)))
-            if last is not None and any(line[name] < last[name] for name in _TOTALS):
-                for name in _TOTALS:
-                    gone[name] += last[name]
+            last = self._lines.get((table["id"], int(worker_id)), line)
+            for name in _TOTALS:
+                gone[name] += last[name] if line[name] < last[name] else 0.0  # some counts go on in the next one
             self._lines[table["id"], int(worker_id)] = line
         return gone
 
