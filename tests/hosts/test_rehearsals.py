@@ -272,6 +272,11 @@ def test_who_left_with_exit_code_0_while_others_needed_it_is_what_is_looked_for(
     names = ("host-0", "host-1")
     launching.tell_end(RunOptions("train.py", workers=2, hosts="2"), result, names, lambda _: "")
     assert "a worker ended with exit code 0 and without multiverso.shutdown()" in capfd.readouterr().err
+    # a summary may have come after it
+    launching.tell_end(
+        RunOptions("train.py", workers=2, hosts="2"), result, names, lambda _: "multiverso: 2 workers", True
+    )
+    assert capfd.readouterr().err == "", "one of them has said which worker failed"
 
 
 @pytest.mark.parametrize(("reason", "said"), [("signal", 1), ("timeout", 1), ("finished", 0)])

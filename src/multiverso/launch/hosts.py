@@ -152,10 +152,17 @@ def _start(options: RunOptions, starts: Starts) -> Ended:
         code = culprit.code if culprit and result.reason == "failed" else result.exit_code
         if isinstance(shown, HostEvents):
             return Ended(result, code, partial(shown.finished, result, code, culprit))
-        return Ended(result, code, lambda: tell_end(options, result, roster.names, output.last_words))
+        told = shown.has_told
+        return Ended(result, code, lambda: tell_end(options, result, roster.names, output.last_words, told))
 
 
-def tell_end(options: RunOptions, result: JobResult, names: Sequence[str], last_words: Callable[[int], str]) -> None:
+def tell_end(
+    options: RunOptions,
+    result: JobResult,
+    names: Sequence[str],
+    last_words: Callable[[int], str],
+    is_told: bool = False,
+) -> None:
     """Says why a job on several hosts failed, if it did, and on which of them.
 
     Args:
@@ -163,6 +170,7 @@ def tell_end(options: RunOptions, result: JobResult, names: Sequence[str], last_
         result: how the hosts' launchers ended, as workers of this one.
         names: what the hosts are called.
         last_words: returns what a host's launcher wrote last.
+        is_told: whether one of them has told already which worker failed.
     """
     assert options.hosts is not None
     if result.reason == "timeout":
@@ -180,7 +188,7 @@ def tell_end(options: RunOptions, result: JobResult, names: Sequence[str], last_
         _say(f"{name} could not be reached by `{options.ssh}`, or the connection to it ended.{_quoted(said)}")
     elif culprit.signal is not None and not culprit.ended_by_us:
         _say(f"{name} (pid {culprit.pid}) was killed by {culprit.signal}; the others were ended.")
-    elif any(last_words(end.worker_id).startswith("multiverso: worker ") for end in result.exits):
+    elif is_told or any(last_words(end.worker_id).startswith("multiverso: worker ") for end in result.exits):
         return  # the host that it was on has said it
     elif culprit.code == _IN_CONSEQUENCE or culprit.ended_by_us:  # or all that is known of them is that they left
         _say(
@@ -275,6 +283,7 @@ class _Shown:
 
     def __init__(self, names: Sequence[str]) -> None:
         self._names = names
+        self.has_told = False  # which worker failed, and how
         self._said: dict[bytes, tuple[bytes, list[int]]] = {}  # such lines, and who has said them, the first one first
 
     def __call__(self, worker_id: int, stream: Stream, lines: bytes, begun: bytes) -> None:
@@ -287,6 +296,7 @@ class _Shown:
 
     def _is_repeated(self, host: int, line: bytes) -> bool:
         failed = _FAILED.match(line)
+        self.has_told |= failed is not None
         if not failed and not line.startswith(NODE_SAYS.encode()):
             return False
         _, hosts = self._said.setdefault(failed[1] + failed[2] if failed else line, (line, []))
