@@ -94,6 +94,7 @@ def test_what_a_format_cannot_hold_travels_as_it_is(name: str, number: float) ->
 @settings(max_examples=300, deadline=None)
 @given(wire=st.integers(0, 6), body=st.binary(max_size=400), size=st.integers(1, 300), dtype=st.sampled_from(FLOATS))
 @example(wire=1, body=b"\0\0\x80\x7f", size=1, dtype="float32")  # an infinity
+@example(wire=1, body=b"\0\0\x81\x7f", size=1, dtype="float64")  # a signalling NaN
 def test_any_bytes_are_read_as_finite_numbers_in_place_or_refused(
     wire: int, body: bytes, size: int, dtype: str
 ) -> None:

@@ -135,6 +135,7 @@ def _encode_largest(fraction: float, frame: Array, coded: Array) -> int:
     return places.size * (4 + frame.itemsize)
 
 
+@np.errstate(invalid="ignore", over="ignore", under="ignore")  # a signalling NaN is refused below, and not warned of
 def decode(wire: int, coded: Array, frame: Array) -> None:
     """Writes what was coded into ``frame``.
 
@@ -148,8 +149,7 @@ def decode(wire: int, coded: Array, frame: Array) -> None:
         frame[:] = (coded.view(np.uint16).astype(np.uint32) << 16).view(np.float32)
     elif wire == INT8:
         powers, numbers = _int8_parts(coded, size)
-        with np.errstate(over="ignore", under="ignore"):
-            frame[:] = np.ldexp(numbers.astype(frame.dtype), np.repeat(powers, BLOCK)[:size].astype(np.int32))
+        frame[:] = np.ldexp(numbers.astype(frame.dtype), np.repeat(powers, BLOCK)[:size].astype(np.int32))
     elif wire == TOPK:
         at, values = _topk_parts(coded, coded.size // (4 + frame.itemsize), frame.dtype)
         if at.size and (int(at[-1]) >= size or np.any(np.diff(at.astype(np.int64)) <= 0)):
