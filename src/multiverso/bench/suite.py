@@ -18,7 +18,6 @@ from multiverso.columns import in_columns
 from multiverso.launch import run
 
 _PASSES = {"add": 3, "get": 2, "add, get": 5, "exchange": 6}  # arrays read and written
-RESNET32_ELEMENTS = 464_154  # the parameters of the originals' experiments
 
 
 @dataclass(frozen=True)
@@ -31,11 +30,10 @@ class Plan:
     repeats: int
     seconds: float
     elements_a_size: int
-    step_seconds: float
 
 
-FULL = Plan((1_000, 100_000, 1_000_000, 10_000_000, 25_000_000), (100, 1_000, 10_000), (1, 2, 4), 5, 3.0, 10**8, 10.0)
-QUICK = Plan((1_000, 1_000_000), (1_000,), (1, 2), 1, 0.3, 10**7, 1.0)
+FULL = Plan((1_000, 100_000, 1_000_000, 10_000_000, 25_000_000), (100, 1_000, 10_000), (1, 2, 4), 5, 3.0, 10**8)
+QUICK = Plan((1_000, 1_000_000), (1_000,), (1, 2), 1, 0.3, 10**7)
 
 
 def measure(plan: Plan, progress: Callable[[str], None] = lambda what: None) -> dict[str, Any]:
@@ -47,7 +45,7 @@ def measure(plan: Plan, progress: Callable[[str], None] = lambda what: None) -> 
 
     Returns:
         As JSON can carry it: ``machine``, ``single`` and ``rows`` (ratios to the limit in the same run),
-        ``together`` (several workers at once, with bytes a second of all), ``rounds`` and ``steps``.
+        ``together`` (several workers at once, with bytes a second of all) and ``rounds``.
     """
     progress("one worker against private memory")
     single = run(workers.against_the_limit, 1, (list(plan.sizes), plan.seconds))[0]
@@ -65,14 +63,12 @@ def measure(plan: Plan, progress: Callable[[str], None] = lambda what: None) -> 
             passes = _PASSES[row["operation"].removeprefix("private ")]
             moved = passes * 4 * row["elements"]
             row["gigabytes_a_second"] = moved * row["workers"] / row["microseconds"] / 1e3
-    progress("training loops with slept compute")
     return {
         "machine": describe_machine(),
         "single": single,
         "rows": rows,
         "together": together,
         "rounds": rounds,
-        "steps": _steps(plan),
     }
 
 
@@ -84,24 +80,6 @@ def _repeated(plan: Plan, number: int, function: Callable[..., Any]) -> list[dic
         means = [statistics.mean(worker[position]["microseconds"] for worker in one) for one in runs]
         result.append({**first, "workers": number, "microseconds": statistics.median(means), "runs": means})
     return result
-
-
-def _steps(plan: Plan) -> dict[str, Any]:
-    compute = 0.05
-    alone = run(workers.steps, 1, (plan.step_seconds, compute, RESNET32_ELEMENTS, False))[0]
-    shared = {
-        number: sum(run(workers.steps, number, (plan.step_seconds, compute, RESNET32_ELEMENTS, True)))
-        for number in plan.workers
-    }
-    one = shared[plan.workers[0]]
-    return {
-        "compute_seconds": compute,
-        "elements": RESNET32_ELEMENTS,
-        "steps_a_second_without": alone,
-        "steps_a_second": shared,
-        "loss_of_one_worker": 1 - one / alone,
-        "speed_up": {number: rate / one for number, rate in shared.items()},
-    }
 
 
 def describe_machine() -> dict[str, Any]:
@@ -134,19 +112,11 @@ def render(result: dict[str, Any]) -> str:
         speed = f"{row['gigabytes_a_second']:.1f}" if "gigabytes_a_second" in row else ""
         size = f"{row['elements']:,}" if row["elements"] else ""
         together.append([row["operation"], size, str(row["workers"]), f"{row['microseconds']:,.2f}", speed])
-    steps = result["steps"]
-    loops = [["without multiverso", f"{steps['steps_a_second_without']:.2f}", ""]]
-    for number, rate in steps["steps_a_second"].items():
-        loops.append([str(number), f"{rate:.2f}", f"{steps['speed_up'][number]:.3f}"])
     tables = {
         f"one worker, microseconds a call: {title}": (("operation", "size", "shared", "private", "ratio"), single),
         "workers at once, microseconds a call of each": (
             ("operation", "size", "workers", "us", "GB/s of all"),
             together,
-        ),
-        f"{steps['compute_seconds'] * 1e3:.0f} ms of slept compute, then an exchange": (
-            ("workers", "steps/s", "speed-up"),
-            loops,
         ),
     }
     return "\n\n".join(f"{title}\n{in_columns(head, rows, right=True)}" for title, (head, rows) in tables.items())

@@ -204,24 +204,3 @@ def _exchange_by_hand(table: Any, local: Any, last: Any, delta: Any) -> None:
     table.add(delta)
     table.get(out=local)
     np.copyto(last, local)
-
-
-def steps(seconds: float, compute_seconds: float, elements: int, sharing: bool) -> float:
-    """A training loop with slept compute: steps a second in this worker."""
-    if sharing:
-        mv.init()
-        table = mv.ArrayTableHandler(elements)
-        local = table.get()
-        last = local.copy()
-        table.exchange(local, last)
-        mv.barrier()
-    number, began = 0, time.perf_counter()
-    while time.perf_counter() - began < seconds:
-        time.sleep(compute_seconds)
-        if sharing:
-            table.exchange(local, last)
-        number += 1
-    rate = number / (time.perf_counter() - began)
-    if sharing:
-        mv.shutdown()
-    return rate
