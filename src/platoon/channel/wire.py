@@ -18,13 +18,15 @@ import math
 import mmap
 import os
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from io import FileIO
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
+from msgspec import Meta
 
 from platoon.util import PlatoonError
 
@@ -36,7 +38,6 @@ MOST_REQUEST_BYTES = 32 << 20
 # What NumPy has in plain memory: numbers, truth values, times, and strings of a fixed length.
 _DTYPE = re.compile(r"[<>|=]?(?:b1|[iu][1248]|f(?:2|4|8|16)|c(?:8|16|32)|[mM]8(?:\[\w+\])?|[SU][1-9]\d{0,8})")
 _OTHER_DTYPE = re.compile(r"(?:bfloat16|float[468]_e\w{2,12}|u?int[124])")
-_MOST_DIMENSIONS = 32
 _ALIGNED = 64
 
 
@@ -118,7 +119,7 @@ def pack_arrays(arrays: Sequence[object] | Array, spare: list[FileIO]) -> Miniba
     for item in arrays:
         array = np.asarray(item)
         dtype = array.dtype.name if array.dtype.kind == "V" else array.dtype.str
-        if array.dtype.hasobject or array.dtype.names is not None or not _is_plain(dtype):
+        if not (_DTYPE.fullmatch(dtype) or _OTHER_DTYPE.fullmatch(dtype)):
             raise PlatoonError(f"an array of dtype {array.dtype} cannot be sent; send plain numbers or bytes")
         fortran = array.flags.f_contiguous and not array.flags.c_contiguous
         header.append({"shape": array.shape, "dtype": dtype, "fortran_order": fortran})
@@ -130,9 +131,11 @@ def pack_arrays(arrays: Sequence[object] | Array, spare: list[FileIO]) -> Miniba
     batch = Minibatch(header, file)
     try:
         begin = 0
-        for part in parts:
-            _all_of(os.pwrite, file.fileno(), _bytes_of(part), begin)
-            begin += _room_of(part.nbytes)
+        with open(file.fileno(), "wb", closefd=False) as memory:
+            for part in parts:
+                memory.seek(begin)
+                memory.write(_bytes_of(part))
+                begin += _room_of(part.nbytes)
         file.truncate(begin)
     except BaseException as error:
         batch.close()
@@ -153,32 +156,38 @@ def unpack_arrays(header: object, descriptors: Sequence[int], copy: bool = True)
     Raises:
         PlatoonError: header and memory do not fit each other, or a dtype is none of plain memory.
     """
-    if not isinstance(header, list) or len(descriptors) != 1:
+    try:
+        (descriptor,) = descriptors
+        described = msgspec.convert(header, list[_Described])
+        dtypes = [_dtype_named(each.dtype) for each in described]
+        begins = [0]
+        for each, dtype in zip(described, dtypes, strict=True):
+            begins.append(begins[-1] + _room_of(math.prod(each.shape) * dtype.itemsize))
+        size = os.fstat(descriptor).st_size
+        if size != begins[-1]:
+            raise ValueError(f"the memory has {size} bytes, and {begins[-1]} by the header")
+        memory = mmap.mmap(descriptor, size, mmap.MAP_PRIVATE) if size and not copy else None
+        arrays: list[Array] = []
+        for begin, each, dtype in zip(begins, described, dtypes, strict=False):
+            order: Literal["C", "F"] = "F" if each.fortran_order else "C"
+            if memory is not None and 0 not in each.shape:
+                arrays.append(np.ndarray(each.shape, dtype, memory, begin, order=order))
+                continue
+            arrays.append(np.empty(each.shape, dtype, order))
+            _read(descriptor, _bytes_of(arrays[-1].T if each.fortran_order else arrays[-1]), begin)
+    except (msgspec.ValidationError, TypeError, ValueError, AttributeError, ImportError) as error:
         raise PlatoonError(
-            f"a minibatch came in {len(descriptors)} pieces of memory, and its header is {header!r:.200}"
-        )
-    described = [_described(entry) for entry in header]
-    begins = [0]
-    for shape, dtype, _ in described:
-        begins.append(begins[-1] + _room_of(math.prod(shape) * dtype.itemsize))
-    size = os.fstat(descriptors[0]).st_size
-    if size != begins[-1]:
-        raise PlatoonError(f"a minibatch has {size} bytes, and {begins[-1]} by its header: {header!r:.200}")
-    memory = mmap.mmap(descriptors[0], size, mmap.MAP_PRIVATE) if size and not copy else None
-    arrays: list[Array] = []
-    for begin, (shape, dtype, order) in zip(begins, described, strict=False):
-        if memory is not None and 0 not in shape:
-            arrays.append(np.ndarray(shape, dtype, memory, begin, order=order))
-            continue
-        arrays.append(np.empty(shape, dtype, order))
-        _all_of(_read_into, descriptors[0], _bytes_of(arrays[-1].T if order == "F" else arrays[-1]), begin)
+            f"a minibatch came in {len(descriptors)} pieces of memory, with the header {header!r:.200}", error
+        ) from error
     return arrays
 
 
-def _described(entry: object) -> tuple[tuple[int, ...], np.dtype[Any], Literal["C", "F"]]:
-    if not isinstance(entry, dict) or entry.keys() != {"shape", "dtype", "fortran_order"}:
-        raise PlatoonError(f"an array came with the description {entry!r:.200}; expected shape, dtype and order")
-    return shape_named(entry["shape"]), dtype_named(entry["dtype"]), "F" if entry["fortran_order"] else "C"
+class _Described(msgspec.Struct, forbid_unknown_fields=True):
+    """One array of a minibatch."""
+
+    shape: Annotated[list[Annotated[int, Meta(ge=0, le=1 << 62)]], Meta(max_length=32)]
+    dtype: str
+    fortran_order: bool
 
 
 def _room_of(count: int) -> int:
@@ -190,56 +199,21 @@ def _bytes_of(array: Array) -> memoryview:
     return array.reshape(-1).view(np.uint8).data if array.size and array.itemsize else memoryview(b"")
 
 
-def _read_into(descriptor: int, view: memoryview, begin: int) -> int:
-    return os.preadv(descriptor, [view], begin)
-
-
-def _all_of(move: Callable[[int, memoryview, int], int], descriptor: int, view: memoryview, begin: int) -> None:
-    """Reads or writes all of it, where one call moves 2 GiB at most."""
+def _read(descriptor: int, view: memoryview, begin: int) -> None:
+    """Reads all of it, where one call moves 2 GiB at most; the position in the file is the sender's, too."""
     while view:
-        moved = move(descriptor, view, begin)
+        moved = os.preadv(descriptor, [view], begin)
         if not moved:
-            raise PlatoonError("a minibatch's memory is shorter than it was")
+            raise ValueError("its memory is shorter than it was")
         view, begin = view[moved:], begin + moved
 
 
-def shape_named(shape: Any) -> tuple[int, ...]:
-    """Returns the shape that a message has.
+def _dtype_named(name: str) -> np.dtype[Any]:
+    """Returns the dtype that a message names: never one of Python objects."""
+    if _DTYPE.fullmatch(name):
+        return np.dtype(name)
+    if _OTHER_DTYPE.fullmatch(name):
+        import ml_dtypes  # bfloat16 and its kin are NumPy dtypes once this is imported
 
-    Raises:
-        PlatoonError: it is not a list of at most 32 whole numbers from 0 to 2^62.
-    """
-    if (
-        not isinstance(shape, list)
-        or len(shape) > _MOST_DIMENSIONS
-        or not all(type(length) is int and 0 <= length <= 1 << 62 for length in shape)
-        or math.prod(max(1, length) for length in shape) > 1 << 62
-    ):
-        raise PlatoonError(f"an array came with the shape {shape!r:.200}; expected a list of lengths")
-    return tuple(shape)
-
-
-def dtype_named(name: Any) -> np.dtype[Any]:
-    """Returns the dtype that a message names.
-
-    Raises:
-        PlatoonError: its elements are not plain memory: never an array of Python objects.
-    """
-    dtype: np.dtype[Any]
-    if isinstance(name, str) and _is_plain(name):
-        try:
-            if _DTYPE.fullmatch(name):
-                dtype = np.dtype(name)
-            else:
-                import ml_dtypes  # bfloat16 and its kin are NumPy dtypes once this is imported
-
-                dtype = np.dtype(getattr(ml_dtypes, name))
-        except (TypeError, AttributeError, ImportError) as error:
-            raise PlatoonError(f"an array came with the dtype {name!r}, which is not known here", error) from error
-        if not dtype.hasobject:
-            return dtype
-    raise PlatoonError(f"an array came with the dtype {name!r:.100}; expected one of plain numbers or bytes")
-
-
-def _is_plain(name: str) -> bool:
-    return _DTYPE.fullmatch(name) is not None or _OTHER_DTYPE.fullmatch(name) is not None
+        return np.dtype(getattr(ml_dtypes, name))
+    raise TypeError(f"{name!r:.100} is no dtype of plain numbers or bytes")
