@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
+import mmap
 import os
 import resource
 import select
@@ -31,7 +31,7 @@ from multiverso.wire.messages import Message
 from platoon.channel.answering import Door
 from platoon.channel.requests import Requests
 from platoon.channel.wire import Array, Minibatch, pack_arrays, unpack_arrays
-from platoon.util import PlatoonError
+from platoon.util import PlatoonError, readable
 
 MOST_ROOM = 1000  # minibatches on their way to one worker, as a user may say
 _MOST_UNREAD = 100  # of these, in fact: a Unix socket holds somewhat more
@@ -60,48 +60,32 @@ class _Taker:
 class Senders:
     """What a controller knows of the processes that send its minibatches: its own, and forks of it.
 
-    A file has a record for each port; its sender, if it is a fork, keeps the record locked for as long as it lives.
-    The record of port 0, from which nobody sends, is the controller's, which keeps it locked until it closes.
+    Memory that they share has a record for each port, whose sender writes it before anybody can connect there. That of
+    port 0, from which nobody sends, is the controller's, which closes it.
     """
 
     def __init__(self) -> None:
-        self._controller = os.getpid()
-        self._file = FileIO(os.memfd_create("platoon-senders", os.MFD_CLOEXEC), "r+")
-        self._lock(0, fcntl.LOCK_EX)
+        self._controller = os.pidfd_open(os.getpid())
+        self._records = mmap.mmap(-1, (1 << 16) * _SENDER.size)
 
     @property
     def deserted(self) -> bool:
         """Whether this process is a fork, and the controller has closed or ended."""
-        return not self._lives(0, self._controller)
+        return self.ended(0)[1] or bool(readable([self._controller], 0))
 
     def note(self, port: int, no_more: bool) -> None:
         """This process sends from a port, or has sent all."""
-        with contextlib.suppress(BlockingIOError):
-            self._lock(port, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        os.pwrite(self._file.fileno(), _SENDER.pack(os.getpid(), no_more), port * _SENDER.size)
+        _SENDER.pack_into(self._records, port * _SENDER.size, os.getpid(), no_more)
 
-    def ended(self, port: int) -> dict[str, object]:
-        """Returns whether there are ``no_more`` minibatches, and which ``process`` has ended without saying so."""
-        record = os.pread(self._file.fileno(), _SENDER.size, port * _SENDER.size)
-        process, no_more = _SENDER.unpack(record or bytes(_SENDER.size))
-        return {"no_more": no_more, "process": None if no_more or self._lives(port, process) else process}
-
-    def _lives(self, port: int, process: int) -> bool:
-        if process in (0, os.getpid()):
-            return True  # or is still to come
-        try:
-            self._lock(port, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return True
-        self._lock(port, fcntl.LOCK_UN)
-        return False
-
-    def _lock(self, port: int, how: int) -> None:
-        fcntl.lockf(self._file, how, _SENDER.size, port * _SENDER.size)
+    def ended(self, port: int) -> tuple[int, bool]:
+        """Returns the process that has sent from a port, or 0, and whether there is no more from there."""
+        process, no_more = _SENDER.unpack_from(self._records, port * _SENDER.size)
+        return process, no_more
 
     def close(self) -> None:
         """Forgets them."""
-        self._file.close()
+        self.note(0, no_more=True)
+        os.close(self._controller)
 
 
 class BatchServer:
@@ -309,20 +293,19 @@ class BatchClient:
         if self._ended:
             return []
         until = time.monotonic() + timeout_seconds
-        while (link := self._connect(until)) is None:
-            # asked each time, so that one that ends just now is heard of
-            sender = self._requests.ask("platoon-sender", {"port": self._port})
-            if sender["no_more"]:
+        process, no_more = 0, False
+        while (link := self._connect(until)) is None:  # asked for before: its port was open then, and is not now
+            if no_more:
                 self._ended = True
                 return []
-            if sender["process"] is not None:
-                raise self._without_end(sender["process"])
+            if process:
+                raise self._without_end(process)
             self._requests.wait(None, until, f"a minibatch, and no sender is on port {self._port}")
+            process, no_more = self._requests.ask("platoon-sender", {"port": self._port})
         self._requests.wait(link.connection, until, "a minibatch")
-        process, _ = messages.peer(link.connection)
         received = messages.receive(link.connection)
         if received is None:
-            raise self._without_end(process)
+            raise self._without_end(messages.peer(link.connection)[0])
         message, descriptors = received
         try:
             if message.get("end") is True:
