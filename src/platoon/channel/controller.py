@@ -369,7 +369,6 @@ class Controller:
             assert self.__node is not None
             return {
                 "job_uid": self._job_uid,
-                "controller": os.getpid(),
                 "node": self.__node.address,
                 "local_rank": member.rank,
                 "local_size": most,

@@ -1,10 +1,13 @@
-"""A worker's end of the control channel: a request, an answer, a deadline, and is the controller alive?"""
+"""A worker's end of the control channel: a request, an answer, a deadline, and is the controller there?"""
 
 from __future__ import annotations
 
+import contextlib
 import os
+import select
 import threading
 import time
+from functools import partial
 from socket import socket as Socket
 from typing import Any
 
@@ -12,7 +15,7 @@ from multiverso.errors import MultiversoError, NodeLostError
 from multiverso.runtime.session.node_link import NodeLink
 from multiverso.wire import messages, trust
 from platoon.channel.wire import MOST_REQUEST_BYTES, dumps, loads, socket_name
-from platoon.util import PlatoonError, readable
+from platoon.util import PlatoonError
 
 _TRY_AGAIN_SECONDS = 0.05
 _GOODBYE_SECONDS = 5.0  # a controller that is busy for longer will see the process end
@@ -33,8 +36,6 @@ class Requests:
         self._lock = threading.Lock()
         self._port = port
         self._timeout_seconds = timeout_seconds
-        self._controller = -1
-        self._pid: int | None = None
         until = time.monotonic() + timeout_seconds
         while (link := self.connect("control", port, until)) is None:
             if time.monotonic() >= until:
@@ -60,7 +61,7 @@ class Requests:
             trust.check_user(link.connection, name)
             if trust.proof_needed():
                 secret = os.environ.get(trust.SECRET_VARIABLE) or trust.user_secret()
-                link.prove(name, until, secret, lambda: self.look(until, "the controller's proof of the job's secret"))
+                link.prove(name, until, secret, partial(self._in_time, until, "the controller's proof of the secret"))
         except BaseException as error:
             link.close()
             if isinstance(error, MultiversoError):
@@ -79,15 +80,7 @@ class Requests:
         Args:
             rank: the rank that this worker was started with, or None.
         """
-        info = dict(self.ask("platoon-hello", {"local_rank": rank}))
-        self._pid = int(info["controller"])
-        try:
-            self._controller = os.pidfd_open(self._pid)
-        except OSError as error:
-            raise PlatoonError(
-                f"the controller (process {self._pid}) is not on this host, or has just ended"
-            ) from error
-        return info
+        return dict(self.ask("platoon-hello", {"local_rank": rank}))
 
     def ask(self, req: object, info: object, timeout_seconds: float | None = None) -> Any:
         """Sends a request and returns its answer.
@@ -110,23 +103,13 @@ class Requests:
         with self._lock:
             until = time.monotonic() + (self._timeout_seconds if timeout_seconds is None else timeout_seconds)
             try:
-                answer, _ = self._link.ask(
-                    {"do": "ask", "query": query}, until, expected, lambda: self.look(until, expected)
-                )
+                in_time = partial(self._in_time, until, expected)
+                answer, _ = self._link.ask({"do": "ask", "query": query}, until, expected, in_time)
             except NodeLostError as error:
                 raise self._gone(expected) from error
         if "failed" in answer:
             raise PlatoonError(str(answer["failed"]))
         return loads(answer["answer"])
-
-    def look(self, until: float, expected: str) -> None:
-        """Raises PlatoonError if the controller has ended, or the deadline is over."""
-        if self.has_ended:
-            raise self._gone(expected)
-        if time.monotonic() >= until:
-            raise PlatoonError(
-                f"waited {self._timeout_seconds:g} s for {expected}; is a controller running on port {self._port}?"
-            )
 
     def wait(self, source: Socket | None, until: float, expected: str) -> None:
         """Waits until a socket has something to read; without one, for a moment.
@@ -134,30 +117,32 @@ class Requests:
         Raises:
             PlatoonError: the deadline passed, or the controller ended and left nothing to read.
         """
-        watched = [each for each in (self._controller, source) if each not in (-1, None)]
-        if source not in readable(watched, until - time.monotonic() if source else _TRY_AGAIN_SECONDS):
-            self.look(until, expected)
+        poll = select.poll()
+        poll.register(self.socket, 0)  # for its end, and not for answers
+        if source is not None:
+            poll.register(source, select.POLLIN)
+        seconds = until - time.monotonic() if source else _TRY_AGAIN_SECONDS
+        ready = [descriptor for descriptor, _ in poll.poll(1000 * max(0.0, seconds))]
+        if source is None or source.fileno() not in ready:
+            if self.socket.fileno() in ready:
+                raise self._gone(expected)
+            self._in_time(until, expected)
 
-    @property
-    def has_ended(self) -> bool:
-        """Whether the controller's process has ended."""
-        return self._controller >= 0 and bool(readable([self._controller], 0))
+    def _in_time(self, until: float, expected: str) -> None:
+        if time.monotonic() >= until:
+            raise PlatoonError(
+                f"waited {self._timeout_seconds:g} s for {expected}; is a controller running on port {self._port}?"
+            )
 
     def _gone(self, expected: str) -> PlatoonError:
-        process = "" if self._pid is None else f" (process {self._pid})"
-        return PlatoonError(f"the controller{process} is gone; this worker waited for {expected}")
+        process, _ = messages.peer(self.socket)
+        return PlatoonError(f"the controller (process {process}) is gone; this worker waited for {expected}")
 
     def say_goodbye(self) -> None:
         """Tells the controller that this worker is leaving; it is no error if the controller is gone."""
-        if self._controller >= 0 and not self.has_ended:
-            try:
-                self.ask("platoon-bye", None, _GOODBYE_SECONDS)
-            except PlatoonError:
-                pass
+        with contextlib.suppress(PlatoonError):
+            self.ask("platoon-bye", None, _GOODBYE_SECONDS)
 
     def close(self) -> None:
         """Closes the connection."""
         self._link.close()
-        if self._controller >= 0:
-            os.close(self._controller)
-            self._controller = -1

@@ -210,10 +210,13 @@ def _read(descriptor: int, view: memoryview, begin: int) -> None:
 
 def _dtype_named(name: str) -> np.dtype[Any]:
     """Returns the dtype that a message names: never one of Python objects."""
+    dtype: np.dtype[Any]
     if _DTYPE.fullmatch(name):
-        return np.dtype(name)
-    if _OTHER_DTYPE.fullmatch(name):
+        dtype = np.dtype(name)
+    elif _OTHER_DTYPE.fullmatch(name):
         import ml_dtypes  # bfloat16 and its kin are NumPy dtypes once this is imported
 
-        return np.dtype(getattr(ml_dtypes, name))
-    raise TypeError(f"{name!r:.100} is no dtype of plain numbers or bytes")
+        dtype = np.dtype(getattr(ml_dtypes, name))
+    else:
+        raise TypeError(f"{name!r:.100} is no dtype of plain numbers or bytes")
+    return dtype
