@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 from multiverso.runtime.session.node_link import NodeLink
 from multiverso.wire import messages, trust
 from platoon.channel import Controller, Worker
-from platoon.channel.answering import Door
+from platoon.channel.answering import open_port
 from platoon.channel.data import MOST_ROOM
 from platoon.channel.wire import dumps, loads, socket_name, unpack_arrays
 from platoon.util import PlatoonError
@@ -332,10 +332,10 @@ def _answers(connection: socket.socket) -> bool:
 
 
 def test_a_port_is_gone_from_forked_children(port: int) -> None:
-    door = Door("control", port, lambda who, why: None)
+    door, _ = open_port("control", port, lambda who, why: None)
     child = os.fork()
     if child == 0:
         os._exit(int(bool(door._connections) or door.entrance.listener.fileno() != -1))
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     door.close()
-    Door("control", port, lambda who, why: None).close()
+    open_port("control", port, lambda who, why: None)[0].close()

@@ -63,13 +63,7 @@ def measure(plan: Plan, progress: Callable[[str], None] = lambda what: None) -> 
             passes = _PASSES[row["operation"].removeprefix("private ")]
             moved = passes * 4 * row["elements"]
             row["gigabytes_a_second"] = moved * row["workers"] / row["microseconds"] / 1e3
-    return {
-        "machine": describe_machine(),
-        "single": single,
-        "rows": rows,
-        "together": together,
-        "rounds": rounds,
-    }
+    return {"machine": describe_machine(), "single": single, "rows": rows, "together": together, "rounds": rounds}
 
 
 def _repeated(plan: Plan, number: int, function: Callable[..., Any]) -> list[dict[str, Any]]:

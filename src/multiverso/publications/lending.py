@@ -21,9 +21,11 @@ from multiverso.memory.segment import Segment
 from multiverso.memory.words import load64, store64
 from multiverso.publications.tensors import Layout
 from multiverso.runtime.node.connection import Connection
+from multiverso.runtime.node.door import Door
 from multiverso.runtime.node.entrance import Entrance
+from multiverso.wake import Wake
 from multiverso.wire import messages
-from multiverso.wire.requests import Challenge, Hello, Prove, Status, Subscribe, request_of
+from multiverso.wire.requests import Hello, Status, Subscribe, request_of
 
 
 class Loan(msgspec.Struct, frozen=True):
@@ -62,15 +64,15 @@ class Lender:
         status: Callable[[], messages.Message],
     ) -> None:
         self._loan, self._data, self._on_reader, self._status = loan, data, on_reader, status
-        self._entrance = Entrance(listener, None)
-        self._connections: dict[int, Connection] = {}
-        self._lines: dict[int, int] = {}  # of readers, by their connection's descriptor
+        self._lines: dict[socket.socket, int] = {}  # of readers, by their connections
         (self._readers,) = map(FileIO, map(create, ["readers"], [at.MOST_READERS * at.READER_BYTES]))
         self.memory = Segment(self._readers.fileno(), sparse=True)
         mutex.initialise(self.memory.address + at.LIFE, at.MOST_READERS, at.READER_BYTES)
         self.reached = 0  # lines that were ever lent
-        self._stop: tuple[socket.socket, ...] = socket.socketpair()
-        self._entrance.open(None)
+        self._stop = Wake()
+        entrance = Entrance(listener, None)
+        entrance.open(None)
+        self._door = Door(entrance)
         self._thread = threading.Thread(target=self._serve, name="multiverso-publication", daemon=True)
         self._thread.start()
 
@@ -81,21 +83,15 @@ class Lender:
 
     def close(self) -> None:
         """Ends it: readers keep what they have. May be called again."""
-        self._stop[0].close()
+        if self._thread.is_alive():  # which it is not in a forked child, whose `set` would stop it in the parent
+            self._stop.set()
         if threading.current_thread() is not self._thread:
             self._thread.join()
-        self.abandon()
+        self._door.close()
+        self._stop.close()
+        self._readers.close()
         # its publication can go now, with all of its memory
         self._on_reader, self._status = lambda seen: None, dict
-
-    def abandon(self) -> None:
-        """Closes the descriptors; in a forked child, too, which would make the publication look alive."""
-        self._entrance.close()
-        for end in self._stop:
-            end.close()
-        for connection in list(self._connections.values()):
-            connection.socket.close()
-        self._readers.close()
 
     def release_dead(self) -> bool:
         """Takes the pins of readers that have died back; whether there were any."""
@@ -113,54 +109,26 @@ class Lender:
 
     def _serve(self) -> None:
         try:
-            with select.epoll() as poll:
-                entrance, stop = self._entrance.listener.fileno(), self._stop[1].fileno()
-                poll.register(entrance, select.EPOLLIN)
-                poll.register(stop, select.EPOLLIN)
-                while True:
-                    for descriptor, _ in poll.poll():
-                        if descriptor == stop:
-                            return
-                        if descriptor == entrance:
-                            for connection in self._entrance.accept(poll):
-                                self._connections[connection.socket.fileno()] = connection
-                        elif descriptor in self._connections:
-                            self._read(poll, self._connections[descriptor])
+            poll = select.poll()
+            for each in (self._door, self._stop):
+                poll.register(each, select.POLLIN)
+            stop = self._stop.fileno()
+            while stop not in [descriptor for descriptor, _ in poll.poll()]:
+                for connection, message in self._door.read():
+                    if message is None:
+                        self._lines.pop(connection.socket, None)
+                    else:
+                        self._answer(connection, message)
         except Exception:
             traceback.print_exc(file=sys.stderr)
             print(f"multiverso: publication {self._loan.name!r} takes no more readers", file=sys.stderr)
 
-    def _read(self, poll: select.epoll, connection: Connection) -> None:
-        try:
-            received = messages.receive(connection.socket)
-            if received is not None:
-                message, descriptors = received
-                for descriptor in descriptors:
-                    os.close(descriptor)
-                self._answer(connection, message)
-                return
-        except BlockingIOError:
-            return
-        except (OSError, ValueError):
-            pass
-        descriptor = connection.socket.fileno()
-        poll.unregister(descriptor)
-        del self._connections[descriptor]
-        self._lines.pop(descriptor, None)
-        connection.socket.close()
-
     def _answer(self, connection: Connection, message: messages.Message) -> None:
         try:
             request = request_of(message)
-            if not connection.proven and not isinstance(request, Challenge | Prove):
-                raise StartupError("this process has not proven that it belongs to this user")
             match request:
                 case Hello():
                     connection.reply(request.id, {})
-                case Challenge():
-                    self._entrance.challenge(connection, request)
-                case Prove():
-                    self._entrance.prove(connection, request)
                 case Subscribe():
                     self._lend(connection, request)
                 case Status():
@@ -172,11 +140,10 @@ class Lender:
             connection.refuse(message.get("id"), error)
 
     def _lend(self, connection: Connection, request: Subscribe) -> None:
-        descriptor = connection.socket.fileno()
-        line = self._lines[descriptor] if descriptor in self._lines else self._free_line()
+        line = self._lines[connection.socket] if connection.socket in self._lines else self._free_line()
         self._on_reader(request.seen)
         self.reached = max(self.reached, line + 1)
-        self._lines[descriptor] = line
+        self._lines[connection.socket] = line
         try:
             # another open file of the same memory: what it cannot do, no copy of it can
             reading = os.open(f"/proc/self/fd/{self._data}", os.O_RDONLY | os.O_CLOEXEC)

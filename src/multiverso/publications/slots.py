@@ -5,7 +5,6 @@ from __future__ import annotations
 import operator
 import os
 import time
-import weakref
 from collections.abc import Callable
 
 import msgspec
@@ -24,7 +23,6 @@ from multiverso.wire import publications as names
 from multiverso.wire.messages import Message
 
 _LOOK_SECONDS = 0.0005
-_open: weakref.WeakSet[Slots] = weakref.WeakSet()
 
 
 class Note(msgspec.Struct, frozen=True):
@@ -97,7 +95,6 @@ class Slots:
             if hasattr(self, "_heap"):
                 self._heap.close()
             raise
-        _open.add(self)
 
     @property
     def word(self) -> int:
@@ -179,15 +176,3 @@ class Slots:
             return False
         self._there += 1
         return True
-
-    def forget(self) -> None:
-        """In a forked child: releases the sockets."""
-        self._lender.abandon()
-
-
-def _after_fork_in_child() -> None:
-    for slots in list(_open):
-        slots.forget()
-
-
-os.register_at_fork(after_in_child=_after_fork_in_child)

@@ -305,7 +305,7 @@ class Controller:
 
         try:
             self.__requests = Answering(port, self.__reporter, self.__answer)
-            self.control_port = self.__requests.door.port
+            self.control_port = self.__requests.port
             # A worker's death is no reason for the others to stop: in elastic training they do not need it.
             across = self.__hosts is not None and self.__hosts.size > 1
             self.__node = self.__hosts.node() if across else Node(workers=None, on_lost="continue")  # type: ignore[union-attr]

@@ -28,7 +28,7 @@ from multiverso.runtime.node.connection import Connection
 from multiverso.runtime.session.node_link import NodeLink
 from multiverso.wire import messages, trust
 from multiverso.wire.messages import Message
-from platoon.channel.answering import Door
+from platoon.channel.answering import open_port
 from platoon.channel.requests import Requests
 from platoon.channel.wire import Array, Minibatch, pack_arrays, unpack_arrays
 from platoon.util import PlatoonError, readable
@@ -114,8 +114,7 @@ class BatchServer:
         self._spare: list[FileIO] = []  # memory of minibatches that were received: to write to it again is faster
         self.ended = False
         self.closed = False
-        self._door = Door("data", port, on_refused)
-        self.port = self._door.port
+        self._door, self.port = open_port("data", port, on_refused)
         senders.note(self.port, no_more=False)
 
     def fileno(self) -> int:
