@@ -24,6 +24,7 @@ from multiverso.watching.units import duration, size
 _STATE_COLOURS = {"alive": "green", "lost": "red"}
 _BARS = " ▁▂▃▄▅▆▇█"
 _SPARK = 16  # looks
+_SUMMARY = ("worker", "operations", "op/s", "stale", "lag", "waited", "logged")
 _ALL = View()
 
 
@@ -124,11 +125,30 @@ def _render_job(job: Job, view: View) -> Iterator[str]:
 
 def render_workers(job: Job, view: View = _ALL) -> str:
     """Lays the workers of one job out: what each does, how quickly, how far behind, what it says."""
+    lines = []
+    for cells in _cells(job):
+        row = [cells[name][1] for name in COLUMNS]
+        if view.only.lower() in click.unstyle("  ".join(row)).lower():
+            lines.append((cells[view.column][0], row))
+    lines.sort(key=lambda line: line[0])
+    head = [click.style(name, reverse=True) if name == view.column else name for name in COLUMNS]
+    return in_columns(head, [row for _, row in lines])
+
+
+def summary(now: Snapshot) -> str:
+    """Returns a table of what each worker of a job that is over has done, as text."""
+    job = Job()
+    job.history.add(now)
+    rows = [[cells[name][1] for name in _SUMMARY] for cells in _cells(job)]
+    return click.unstyle(in_columns(_SUMMARY, rows)) + "\n"
+
+
+def _cells(job: Job) -> Iterator[dict[str, tuple[Any, str]]]:
+    """Yields for each worker, by columns: by what it is sorted there, the smallest first, and what is shown."""
     now = job.now
     most = max((worker.operations for worker in now.workers), default=0.0)
     past = {worker.id: job.past(worker.id) for worker in now.workers}
     highest = max(itertools.chain(*past.values()), default=0.0)
-    lines: list[tuple[Any, list[str]]] = []
     for worker in now.workers:
         rate = job.per_second("workers", worker.id, "operations")
         # a process may be much older than the job: what it used before says nothing
@@ -136,55 +156,30 @@ def render_workers(job: Job, view: View = _ALL) -> str:
         cpu = job.per_second("workers", worker.id, "cpu_seconds") if known else 0.0
         needs = worker.needs if worker.waiting_for else []
         since = worker.waiting_seconds if worker.waiting_for else 0.0
-        # of each column: by what workers are sorted, the smallest first, and what is shown
-        cells: tuple[tuple[Any, str], ...] = (
-            (worker.id, str(worker.id)),
-            ((worker.host, worker.pid), f"{worker.pid} on {worker.host}" if worker.host else str(worker.pid)),
-            (worker.state, _coloured(worker.state, _STATE_COLOURS.get(worker.state))),
-            (-cpu, f"{cpu:.0%}" if known else ""),
-            (-worker.resident_bytes, size(worker.resident_bytes) if worker.resident_bytes else ""),
-            (-rate, f"{rate:,.0f}"),
-            (-sum(past[worker.id]), _sparkline(past[worker.id], highest)),
-            (-worker.staleness, f"{worker.staleness:.1f}"),
-            (worker.operations, f"{most - worker.operations:,.0f}"),
-            ((not worker.waiting_for, worker.waiting_for), worker.waiting_for),
-            (-since, duration(since) if worker.waiting_for else ""),
-            (-len(needs), ", ".join(map(str, needs))),
-            (-worker.waited_seconds, duration(worker.waited_seconds)),
-            ((-worker.cost_seconds, rate), duration(worker.cost_seconds) if worker.cost_seconds >= 0.1 else ""),
-            (-1 if worker.step is None else -worker.step - 2, _logged(worker)),
-        )
-        row = [text for _, text in cells]
-        if view.only.lower() in click.unstyle("  ".join(row)).lower():
-            lines.append((cells[COLUMNS.index(view.column)][0], row))
-    lines.sort(key=lambda line: line[0])
-    head = [click.style(name, reverse=True) if name == view.column else name for name in COLUMNS]
-    return in_columns(head, [row for _, row in lines])
+        yield {
+            "worker": (worker.id, str(worker.id)),
+            "pid": ((worker.host, worker.pid), f"{worker.pid} on {worker.host}" if worker.host else str(worker.pid)),
+            "state": (worker.state, _coloured(worker.state, _STATE_COLOURS.get(worker.state))),
+            "cpu": (-cpu, f"{cpu:.0%}" if known else ""),
+            "memory": (-worker.resident_bytes, size(worker.resident_bytes) if worker.resident_bytes else ""),
+            "operations": (-worker.operations, f"{worker.operations:,.0f}"),
+            "op/s": (-rate, f"{rate:,.0f}"),
+            "past": (-sum(past[worker.id]), _sparkline(past[worker.id], highest)),
+            "stale": (-worker.staleness, f"{worker.staleness:.1f}"),
+            "lag": (worker.operations, f"{most - worker.operations:,.0f}"),
+            "waits for": ((not worker.waiting_for, worker.waiting_for), worker.waiting_for),
+            "since": (-since, duration(since) if worker.waiting_for else ""),
+            "missing": (-len(needs), ", ".join(map(str, needs))),
+            "waited": (-worker.waited_seconds, duration(worker.waited_seconds)),
+            "cost": ((-worker.cost_seconds, rate), duration(worker.cost_seconds) if worker.cost_seconds >= 0.1 else ""),
+            "logged": (-1 if worker.step is None else -worker.step - 2, _logged(worker)),
+        }
 
 
 def _sparkline(values: Sequence[float], highest: float) -> str:
     """Returns a bar for each value, a full one for the highest."""
     steps = len(_BARS) - 1
     return "".join(_BARS[min(steps, round(value / highest * steps))] if highest else _BARS[0] for value in values)
-
-
-def summary(now: Snapshot) -> str:
-    """Returns a table of what each worker of a job that is over has done, as text."""
-    columns = ("worker", "operations", "op/s", "stale", "lag", "waited", "logged")
-    rows = []
-    most = max((worker.operations for worker in now.workers), default=0.0)
-    for worker in now.workers:
-        row = (
-            str(worker.id),
-            f"{worker.operations:,.0f}",
-            f"{worker.operations / max(now.up_seconds, 1e-9):,.0f}",
-            f"{worker.staleness:.1f}",
-            f"{most - worker.operations:,.0f}",
-            duration(worker.waited_seconds),
-            _logged(worker),
-        )
-        rows.append(row)
-    return click.unstyle(in_columns(columns, rows)) + "\n"
 
 
 def _coloured(text: str, colour: str | None) -> str:
