@@ -30,7 +30,8 @@ class PlatoonException(Exception):
             self.__cause__ = from_exc
 
     def __reduce__(self) -> Any:
-        return type(self), (self.severity, self.descr, self.from_exc)
+        given = (self.descr, self.from_exc)
+        return type(self), (self.severity, *given) if type(self) is PlatoonException else given
 
 
 class PlatoonError(PlatoonException):
@@ -44,9 +45,6 @@ class PlatoonError(PlatoonException):
     def __init__(self, descr: str, from_exc: BaseException | None = None) -> None:
         super().__init__("ERROR", descr, from_exc)
 
-    def __reduce__(self) -> Any:
-        return type(self), (self.descr, self.from_exc)
-
 
 class PlatoonWarning(PlatoonException, UserWarning):
     """Something that may be a mistake.
@@ -58,9 +56,6 @@ class PlatoonWarning(PlatoonException, UserWarning):
 
     def __init__(self, descr: str, from_exc: BaseException | None = None) -> None:
         super().__init__("WARNING", descr, from_exc)
-
-    def __reduce__(self) -> Any:
-        return type(self), (self.descr, self.from_exc)
 
 
 OPERATIONS = {

@@ -9,6 +9,8 @@ from typing import Any
 
 import click
 
+from multiverso import __version__
+
 _SSH = "ssh -o BatchMode=yes"  # `launch.ssh.DEFAULT_SSH`, which is imported when it is used
 _SORTED_BY = [  # `cli.keys.COLUMNS`, and the slowest
     "worker", "pid", "state", "cpu", "memory", "op/s", "past", "stale", "lag", "waits for", "since", "missing",
@@ -41,26 +43,11 @@ def _files(_: click.Context, __: click.Parameter, incomplete: str) -> list[Any]:
     return [CompletionItem(incomplete, type="file")]
 
 
-def _show_version(ctx: click.Context, _: click.Parameter, wanted: bool) -> None:
-    if wanted and not ctx.resilient_parsing:
-        _say_version()
-        ctx.exit()
-
-
-def _say_version() -> None:
-    from multiverso import __version__
-
-    click.echo(f"multiverso {__version__}")
-
-
 @click.group(
     cls=Commands,
     context_settings={"help_option_names": ["-h", "--help"], "show_default": True, "max_content_width": 110},
 )
-@click.option(
-    "--version", "-V", is_flag=True, is_eager=True, expose_value=False, callback=_show_version,
-    help="Print the version.",
-)  # fmt: skip
+@click.version_option(__version__, "--version", "-V", message="multiverso %(version)s", help="Print the version.")
 @click.pass_context
 def app(context: click.Context) -> None:
     """Shared model parameters for training processes."""
@@ -311,7 +298,7 @@ def warmup(dtype: tuple[str, ...]) -> None:
 @app.command()
 def version() -> None:
     """Print the version."""
-    _say_version()
+    click.echo(f"multiverso {__version__}")
 
 
 @app.command()

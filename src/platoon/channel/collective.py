@@ -51,8 +51,6 @@ class Collective:
         if _is_variable(into):
             into.set_value(self._reduce(source, operation, _array(into)), borrow=True)
             return into if dest is None else None
-        if dest is not None and not isinstance(dest, np.ndarray):
-            raise ShapeMismatchError(f"dest has to be an array like src; got {type(dest).__name__}")
         result = self._reduce(source, operation, dest)
         return result if dest is None else None
 

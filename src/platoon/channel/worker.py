@@ -180,8 +180,6 @@ class Worker(metaclass=_OnePerProcess):
             WaitTimeoutError: another process kept it; names it.
         """
         lock = self._job_lock()
-        if lock.held_alone:
-            raise PlatoonError("this worker has the lock already: unlock() it first")
         try:
             lock.acquire(timeout)
         except LockStateError as error:
