@@ -1,8 +1,13 @@
 """What a worker's bytes mean as lines."""
 
+import os
+import queue
+
 import pytest
 
-from multiverso.launch.lines import Seen, Tracebacks, TracebacksOfHost, folded, kept, last_state, seen_now
+from multiverso.launch.lines import Seen, Tracebacks, folded, kept, last_state, seen_now
+from multiverso.launch.output import Output
+from multiverso.launch.sinks import Stream
 
 
 @pytest.mark.parametrize(
@@ -85,21 +90,37 @@ def test_errors_about_different_numbers_are_all_shown() -> None:
 
 
 def test_the_same_traceback_of_workers_on_several_hosts_is_shown_once() -> None:
-    seen: Seen = {}
-    one, other = TracebacksOfHost(seen), TracebacksOfHost(seen)
+    shown: queue.SimpleQueue[bytes] = queue.SimpleQueue()
+
+    def sink(worker_id: int, stream: Stream, lines: bytes, begun: bytes) -> None:
+        for line in lines.splitlines():
+            shown.put(line)
+
+    def came(number: int) -> list[bytes]:
+        return [shown.get(timeout=60) for _ in range(number)]
+
+    output = Output(sink, folds=True, of_hosts=True)
+
+    def says(host: int, lines: list[bytes]) -> None:
+        """As its launcher does, whose standard output is empty."""
+        (nothing, empty), (reading, writing) = os.pipe(), os.pipe()
+        os.close(empty)
+        with open(writing, "wb") as file:
+            file.write(b"".join(line + b"\n" for line in lines))
+        output.add(host, open(nothing, "rb"), open(reading, "rb"))  # noqa: SIM115  # it closes them
+
     lines = [*TRACEBACK, b"ValueError: x", b"b"]
     first, second = ([b"[%d] %s" % (worker, line) for line in lines] for worker in (0, 10))
-    mixed = [line for pair in zip(first, second, strict=True) for line in pair]
-    assert one.take(mixed) == [*first[:-1], first[-1], second[-1]]
-    assert other.take([line.replace(b"[0]", b"[3]") for line in first] + lines) == [
-        b"[3] b",
-        *lines,
-    ]  # a launcher's own
-    assert other.take([b"[4] " + line for line in TRACEBACK]) == []
-    assert other.holds
-    assert other.late() == []
-    assert other.rest() == [b"[4] " + line for line in TRACEBACK]
-    assert folded(seen) == [(0, b"the same from 2 others (workers 3, 10): ValueError: x")]
+    output.start()
+    says(0, [line for pair in zip(first, second, strict=True) for line in pair])
+    assert came(len(first) + 1) == [*first, second[-1]]
+    unfinished = [b"[4] " + line for line in TRACEBACK]
+    says(1, [line.replace(b"[0]", b"[3]") for line in first] + lines + unfinished)
+    mine = [b"[3] b", *lines, *unfinished]  # a launcher's own are shown, and what has no end
+    assert came(len(mine)) == mine
+    output.close(lambda: True)
+    assert came(1) == [b"[0] the same from 2 others (workers 3, 10): ValueError: x"]
+    assert shown.empty()
 
 
 def test_of_a_chain_of_errors_only_what_is_new_is_shown() -> None:

@@ -137,14 +137,10 @@ def together(sizes: list[int], elements_a_size: int) -> list[dict[str, Any]]:
     They share the machine's memory and caches in both cases, so the ratio says what the sharing of a table costs.
     """
     fused = limits.exchange.compiled("float32")
-    mv.init()
-    mv.barrier()
-    rows = [{"operation": "barrier", "elements": 0, "microseconds": per_call(mv.barrier, 300)}]
-    for size in sizes:
-        table = mv.ArrayTableHandler(size)
-        random = np.random.default_rng(mv.worker_id())
-        delta, out, local, last, private = (random.standard_normal(size, dtype="f4") for _ in range(5))
-        calls: dict[str, Callable[[], object]] = {
+
+    def calls(table: Any, delta: Any, out: Any, local: Any, last: Any) -> dict[str, Callable[[], object]]:
+        private = delta.copy()
+        return {
             "private add": partial(np.add, private, delta, out=private),
             "add": partial(table.add, delta),
             "private get": partial(np.copyto, out, private),
@@ -154,14 +150,11 @@ def together(sizes: list[int], elements_a_size: int) -> list[dict[str, Any]]:
             "private add, get": partial(_add_and_get_privately, private, delta, out),
             "add, get": partial(_add_and_get, table, delta, out),
         }
-        times = max(6, min(5000, elements_a_size // size))
-        for name, call in calls.items():
-            call()
-            mv.barrier()
-            rows.append({"operation": name, "elements": size, "microseconds": per_call(call, times)})
-            mv.barrier()
-    mv.shutdown()
-    return rows
+
+    mv.init()
+    mv.barrier()
+    barrier = {"operation": "barrier", "elements": 0, "microseconds": per_call(mv.barrier, 300)}
+    return [barrier, *_at_once(calls, sizes, elements_a_size, 5000)]
 
 
 def rounds(sizes: list[int], elements_a_size: int) -> list[dict[str, Any]]:
@@ -169,22 +162,32 @@ def rounds(sizes: list[int], elements_a_size: int) -> list[dict[str, Any]]:
 
     The last does what an exchange does, by add and get and with NumPy around them.
     """
-    mv.init(sync=True)
-    rows = []
-    for size in sizes:
-        table = mv.ArrayTableHandler(size)
-        random = np.random.default_rng(mv.worker_id())
-        delta, out, local, last = (random.standard_normal(size, dtype="f4") * 1e-3 for _ in range(4))
-        calls: dict[str, Callable[[], object]] = {
+
+    def calls(table: Any, delta: Any, out: Any, local: Any, last: Any) -> dict[str, Callable[[], object]]:
+        return {
             "round (exchange)": partial(table.exchange, local, last),
             "round (add, get)": partial(_add_and_get, table, delta, out),
             "round (an exchange by add, get)": partial(_exchange_by_hand, table, local, last, delta),
         }
-        times = max(6, min(2000, elements_a_size // size))
-        for name, call in calls.items():
+
+    mv.init(sync=True)
+    return _at_once(calls, sizes, elements_a_size, 2000)
+
+
+def _at_once(
+    calls: Callable[..., dict[str, Callable[[], object]]], sizes: list[int], elements_a_size: int, most: int
+) -> list[dict[str, Any]]:
+    rows = []
+    for size in sizes:
+        table = mv.ArrayTableHandler(size)
+        random = np.random.default_rng(mv.worker_id())
+        arrays = (random.standard_normal(size, dtype="f4") * 1e-3 for _ in range(4))
+        times = max(6, min(most, elements_a_size // size))
+        for name, call in calls(table, *arrays).items():
             call()
             mv.barrier()
             rows.append({"operation": name, "elements": size, "microseconds": per_call(call, times)})
+            mv.barrier()
     mv.shutdown()
     return rows
 

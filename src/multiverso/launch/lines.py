@@ -127,45 +127,11 @@ class Tracebacks:
         return between + block
 
 
-class TracebacksOfHost:
-    """The lines of a host's launcher: those of each of its workers as `Tracebacks` shows them.
-
-    Args:
-        seen: see `Tracebacks`.
-    """
-
-    def __init__(self, seen: Seen | None = None) -> None:
-        self.interrupted = False
-        self._seen = seen
-        self._of: dict[bytes, Tracebacks] = {}  # by what stands before a line
-
-    @property
-    def holds(self) -> bool:
-        """Whether the beginning of a traceback waits for its end."""
-        return any(machine.holds for machine in self._of.values())
-
-    def take(self, lines: list[bytes]) -> list[bytes]:
-        """Returns the lines, without newlines, that are to be shown now."""
-        return [one for line in lines for one in self._taken(line)]
-
-    def rest(self) -> list[bytes]:
-        """Returns what was held back, because its end does not come."""
-        return [prefix + line for prefix, machine in self._of.items() for line in machine.rest()]
-
-    def late(self) -> list[bytes]:
-        """Returns what was held back for too long."""
-        return [prefix + line for prefix, machine in self._of.items() for line in machine.late()]
-
-    def _taken(self, line: bytes) -> list[bytes]:
-        found = _PREFIXED.fullmatch(line)
-        assert found
-        worker, text = found.groups()
-        prefix = line[: found.start(2)]
-        if prefix not in self._of:
-            self._of[prefix] = Tracebacks(int(worker), self._seen) if worker else Tracebacks(-1)
-        machine = self._of[prefix]
-        machine.interrupted = self.interrupted
-        return [prefix + one for one in machine.take([text])]
+def whose(line: bytes) -> tuple[int, bytes, bytes]:
+    """Returns of a line of a host's launcher the worker, or -1, what stands before its text, and the text."""
+    found = _PREFIXED.fullmatch(line)
+    assert found
+    return int(found[1] or -1), line[: found.start(2)], found[2]
 
 
 def folded(seen: Seen) -> list[tuple[int, bytes]]:

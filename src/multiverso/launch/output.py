@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import IO
 
-from multiverso.launch.lines import Seen, Tracebacks, TracebacksOfHost, folded, kept, last_state, seen_now
+from multiverso.launch.lines import Seen, Tracebacks, folded, kept, last_state, seen_now, whose
 from multiverso.launch.sinks import Sink, Stream, unbuffered, write_all
 from multiverso.wake import Wake
 
@@ -58,7 +58,7 @@ class Output:
         self._last_words: dict[int, bytes] = {}
         self._begun: dict[tuple[int, Stream], bytes] = {}
         self._show_at: dict[tuple[int, Stream], float] = {}
-        self._tracebacks: dict[int, Tracebacks | TracebacksOfHost] = {}
+        self._tracebacks: dict[int, dict[bytes, Tracebacks]] = {}  # by what stands before a line
         self._seen: Seen | None = {} if folds else None
         self._of_hosts = of_hosts
         self._interrupted = False
@@ -127,7 +127,7 @@ class Output:
         while len(self._selector.get_map()) > 1 or self._give_up_at is None:
             self._write_notices()
             patience = None if self._give_up_at is None else 0.2
-            waits = self._show_at or any(machine.holds for machine in self._tracebacks.values())
+            waits = self._show_at or any(map(self._holds, self._tracebacks))
             events = self._selector.select(_BEGUN_SECONDS if waits else patience)
             if not events and self._give_up_at is not None and time.monotonic() > self._give_up_at:
                 break
@@ -169,7 +169,7 @@ class Output:
             spoken = next((line for line in reversed(lines) if line.strip()), None)
             self._last_words[worker_id] = spoken or self._last_words.get(worker_id, b"")
             lines = self._without_tracebacks(worker_id, lines, at_end=not block)
-            if worker_id in self._tracebacks and self._tracebacks[worker_id].holds:
+            if self._holds(worker_id):
                 begun = b""
         complete = b"".join(line + b"\n" for line in lines)
         self._show_at.pop(source, None)
@@ -182,19 +182,25 @@ class Output:
     def _without_tracebacks(self, worker_id: int, lines: list[bytes], at_end: bool) -> list[bytes]:
         if self._seen is None and not self._interrupted:
             return lines
-        if worker_id not in self._tracebacks:
-            self._tracebacks[worker_id] = (
-                TracebacksOfHost(self._seen) if self._of_hosts else Tracebacks(worker_id, self._seen)
-            )
-        machine = self._tracebacks[worker_id]
-        machine.interrupted = self._interrupted
-        return machine.take(lines) + (machine.rest() if at_end else [])
+        machines = self._tracebacks.setdefault(worker_id, {})
+        shown = []
+        for line in lines:
+            worker, before, text = whose(line) if self._of_hosts else (worker_id, b"", line)
+            machine = machines.setdefault(before, Tracebacks(worker, self._seen if worker >= 0 else None))
+            machine.interrupted = self._interrupted
+            shown += [before + one for one in machine.take([text])]
+        if at_end:
+            shown += [before + one for before, machine in machines.items() for one in machine.rest()]
+        return shown
+
+    def _holds(self, worker_id: int) -> bool:
+        return any(machine.holds for machine in self._tracebacks.get(worker_id, {}).values())
 
     def _show_begun(self, now: float) -> None:
-        for worker_id, machine in self._tracebacks.items():
-            if late := machine.late():
-                lines = b"".join(line + b"\n" for line in late)
-                self._guarded(partial(self._sink, worker_id, "stderr", lines, b""))
+        for worker_id, machines in self._tracebacks.items():
+            late = [before + one + b"\n" for before, machine in machines.items() for one in machine.late()]
+            if late:
+                self._guarded(partial(self._sink, worker_id, "stderr", b"".join(late), b""))
         for source in [source for source, at in self._show_at.items() if at <= now]:
             del self._show_at[source]
             self._guarded(partial(self._sink, *source, b"", seen_now(self._begun[source])))
