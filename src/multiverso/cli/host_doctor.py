@@ -54,7 +54,7 @@ class Probe:
     def __init__(self, host: str, address: str, ssh: list[str]) -> None:
         self.host = host
         self.address = address
-        self.said: dict[str, Any] | None = None
+        self.said: dict[str, Any] = {}
         self.why = ""
         python = (sys.executable, "-P", "-m", "multiverso", "doctor", "--probe")
         variables = [f"PYTHONPATH={os.environ['PYTHONPATH']}"] if os.environ.get("PYTHONPATH") else []
@@ -77,9 +77,9 @@ class Probe:
         except OSError:
             self._give_up("its probe has ended")
             return {}
-        return self._receive(_ANSWER_SECONDS) or {}
+        return self._receive(_ANSWER_SECONDS)
 
-    def _receive(self, seconds: float) -> dict[str, Any] | None:
+    def _receive(self, seconds: float) -> dict[str, Any]:
         assert self._process.stdout is not None
         end = time.monotonic() + seconds
         way = self._process.stdout.fileno()
@@ -89,11 +89,11 @@ class Probe:
                 left = end - time.monotonic()
                 if left <= 0 or not select.select([way], [], [], left)[0]:
                     self._give_up(f"it did not answer within {seconds:g} s", said)
-                    return None
+                    return {}
                 more = os.read(way, 65536)
                 if not more:
                     self._give_up("its probe ended", said)
-                    return None
+                    return {}
                 self._rest += more
             said, self._rest = self._rest.split(b"\n", 1)
             with contextlib.suppress(ValueError):  # what a shell there greets us with, perhaps
@@ -109,7 +109,7 @@ class Probe:
             words = error.stderr or b""
         lines = (words or said).decode(errors="replace").strip().splitlines()
         self.why = f"{why}: {lines[-1]}" if lines else why
-        self.said = None
+        self.said = {}
 
     def __enter__(self) -> "Probe":
         return self
@@ -150,7 +150,7 @@ def examine_hosts(hosts: str, ssh: str, port: int) -> Iterator[Finding]:
         for probe in probes:
             probe.meet()
             yield _found(probe)
-        there = [probe for probe in probes if probe.said is not None]
+        there = [probe for probe in probes if probe.said]
         if len(there) > 1:
             yield compare_versions(there)
             yield compare_encryption(there)
@@ -160,7 +160,7 @@ def examine_hosts(hosts: str, ssh: str, port: int) -> Iterator[Finding]:
 
 def _found(probe: Probe) -> Finding:
     name = f"host {probe.host}"
-    if probe.said is None:
+    if not probe.said:
         advice = next((words for sign, words in _ADVICE.items() if sign in probe.why), _NO_PROBE)
         advice = advice.format(host=probe.host, python=sys.executable, folder=os.getcwd())
         return Finding(name, "fail", probe.why, advice)
@@ -172,9 +172,9 @@ def compare_versions(probes: list[Probe]) -> Finding:
     """Tells whether all hosts have the same versions of what has to be the same."""
     different: list[str] = []
     state: State = "ok"
-    first = _said(probes[0])["versions"]
+    first = probes[0].said["versions"]
     for package in first:
-        others = {probe.host: _said(probe)["versions"].get(package) for probe in probes}
+        others = {probe.host: probe.said["versions"].get(package) for probe in probes}
         if len(set(others.values())) > 1:
             different.append(f"{package}: " + ", ".join(f"{there} on {host}" for host, there in others.items()))
             state = "fail" if package == "multiverso" else "warn" if state == "ok" else state
@@ -186,7 +186,7 @@ def compare_versions(probes: list[Probe]) -> Finding:
 def compare_encryption(probes: list[Probe]) -> Finding:
     """Tells whether all hosts have what encrypts the connections between them."""
     needed = ("pyopenssl", "cryptography")
-    without = [p.host for p in probes if any(_said(p)["versions"].get(package) is None for package in needed)]
+    without = [p.host for p in probes if any(p.said["versions"].get(package) is None for package in needed)]
     if not without:
         return Finding("encryption", "ok", "pyOpenSSL and cryptography are on all hosts")
     advice = 'pip install "multiverso[hosts]" there, or start with --insecure-fabric on a network that you trust.'
@@ -219,7 +219,7 @@ def _ways(probes: list[Probe], port: int) -> Iterator[Finding]:
     """Each host connects to those before it: to the first at its port, and to all where the system puts them."""
     lead, *_ = probes
     for host, probe in enumerate(probes):
-        if probe.said is None:
+        if not probe.said:
             continue
         wanted = [port, 0] if probe is lead else [0]
         answers = [probe.ask({"listen": number}) for number in wanted]
@@ -235,7 +235,7 @@ def _ways(probes: list[Probe], port: int) -> Iterator[Finding]:
         places = [[probe.address, answer["port"]] for answer in answers]
         trouble: list[str] = []
         for other in probes[host + 1 :]:
-            if other.said is None:
+            if not other.said:
                 continue
             reached = other.ask({"reach": places}).get("reached", ["no answer"])
             trouble += [
@@ -249,11 +249,6 @@ def _ways(probes: list[Probe], port: int) -> Iterator[Finding]:
                 "chooses), by the names that you give."
             )
             yield Finding(f"to {probe.host}", "fail", "; ".join(trouble), advice)
-        elif any(other.said is not None for other in probes[host + 1 :]):
+        elif any(other.said for other in probes[host + 1 :]):
             where = f"port {port} and others" if probe is lead else "the ports that the system chooses"
             yield Finding(f"to {probe.host}", "ok", f"the hosts after it reach {where}")
-
-
-def _said(probe: Probe) -> dict[str, Any]:
-    assert probe.said is not None
-    return probe.said

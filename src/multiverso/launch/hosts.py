@@ -30,7 +30,7 @@ from multiverso.launch.output import Output
 from multiverso.launch.place import JOB_VARIABLE
 from multiverso.launch.plan import HostPlan
 from multiverso.launch.processes import WorkerCommand
-from multiverso.launch.reports import JsonReport
+from multiverso.launch.reports import Report
 from multiverso.launch.restarting import Ended, Replacements, Starts
 from multiverso.launch.results import JobResult, WorkerExit
 from multiverso.launch.signals import Signals, let_signals_end_us
@@ -73,7 +73,7 @@ def launch_on_hosts(options: RunOptions) -> int:
     in_environment(**options.exchange)  # refused now, where it means nothing
     with Signals() as signals:
         starts = Starts(options.max_restarts, options.timeout_seconds, signals)
-        report = JsonReport(unbuffered(sys.stdout)) if options.json else None
+        report = Report(options) if options.json else None
         ended = starts.run(
             lambda: _start(options, starts), lambda: report.restarting(starts) if report else _say(starts.words())
         )

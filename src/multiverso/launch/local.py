@@ -2,7 +2,6 @@
 
 import os
 import signal
-import sys
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, closing, nullcontext
 from pathlib import Path
@@ -12,12 +11,11 @@ from multiverso.launch.on_nodes import Part, job_on
 from multiverso.launch.options import RunOptions, check, log_files, misplaced_workers, program_of
 from multiverso.launch.output import Output
 from multiverso.launch.place import Place, here
-from multiverso.launch.reports import JsonReport, Report, TextReport
+from multiverso.launch.reports import Report
 from multiverso.launch.resources import choose_gpus
 from multiverso.launch.restarting import Ended, Replacements, Starts
 from multiverso.launch.results import JobResult
 from multiverso.launch.signals import Signals, let_signals_end_us
-from multiverso.launch.sinks import unbuffered
 from multiverso.launch.watched import Page, Watch
 from multiverso.runtime.discovery.restarts import restarts
 from multiverso.runtime.node.node import Node
@@ -49,7 +47,7 @@ def _launch(options: RunOptions, place: Place) -> int:
     program = program_of(options)
     devices = choose_gpus(options.gpus, os.environ) if options.gpus else []
     logs = log_files(options, place.workers)
-    report = JsonReport(unbuffered(sys.stdout), place.name) if options.json else TextReport(options)
+    report = Report(options, place.name)
     workers = options.workers_num
     if devices and len(devices) < workers:
         report.warn(f"{workers} workers share {len(devices)} GPU(s).")

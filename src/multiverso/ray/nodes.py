@@ -345,15 +345,9 @@ def asked(what: str, ask: Callable[[], Any]) -> Any:
     """
     try:
         return ask()
-    except ray.exceptions.RayTaskError as error:
-        cause = error.cause if isinstance(error.cause, MultiversoError) else None
-        raise StartupError(f"{what}: {cause or _last_line(error)}") from error
     except ray.exceptions.GetTimeoutError as error:
         raise StartupError(f"{what}: Ray has not started it in time; is the cluster full? See `ray status`") from error
     except ray.exceptions.RayError as error:
-        raise StartupError(f"{what}: {_last_line(error)}") from error
-
-
-def _last_line(error: BaseException) -> str:
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return lines[-1] if lines else type(error).__name__
+        cause = getattr(error, "cause", None)
+        last_line = str(error).strip().rpartition("\n")[2].strip()
+        raise StartupError(f"{what}: {cause if isinstance(cause, MultiversoError) else last_line}") from error
