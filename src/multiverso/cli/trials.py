@@ -9,6 +9,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -20,17 +21,6 @@ from multiverso.wire import messages
 
 SECONDS = 20.0
 
-# Takes the lock in the inherited memory, says so, and stays until it is killed.
-_HOLDER = """
-import sys, time
-from multiverso.memory import mutex
-from multiverso.memory.segment import Segment
-segment = Segment(int(sys.argv[1]))
-print(mutex.lock(segment.address, 10.0), flush=True)
-time.sleep(600)
-"""
-
-
 # Starts a worker as the launcher does, says its pid once it runs, and stays until it is killed.
 _LAUNCHER = """
 import os, sys, time
@@ -40,18 +30,6 @@ worker = spawn(WorkerCommand((sys.executable, "-I", "-S", "-c", code), os.enviro
 worker.stdout.readline()
 print(worker.pid, flush=True)
 time.sleep(600)
-"""
-
-# Sleeps while the first word of the inherited memory is 0.
-_SLEEPER = """
-import sys
-from multiverso.cli.trials import SECONDS
-from multiverso.memory import words
-from multiverso.memory.segment import Segment
-segment = Segment(int(sys.argv[1]))
-print("sleeping", flush=True)
-words.wait_for_change(segment.address, 0, SECONDS)
-print("awake", words.load32(segment.address), flush=True)
 """
 
 
@@ -101,24 +79,20 @@ def _memory(size: int = 1 << 12) -> Iterator[tuple[int, Segment]]:
 
 
 def robust_lock() -> str:
-    """Kills the process that holds a lock, and gets the lock from the dead."""
-    with _memory() as (descriptor, segment):
+    """Lets a thread end that holds a lock, as a killed one does, and gets the lock from the dead."""
+    with _memory() as (_, segment):
         mutex.initialise(segment.address)
-        with _child(_HOLDER, descriptor) as holder:
-            _expect("0", _line(holder), "the child took the lock")
-            _expect(mutex.BUSY, mutex.try_lock(segment.address), "we see that it is taken")
-            if mutex.owner_pid(segment.address) != holder.pid:
-                raise RuntimeError("the lock does not say whose it is")
-            began = time.monotonic()
-            holder.send_signal(signal.SIGKILL)
-            code = mutex.lock(segment.address, SECONDS)
-            took = time.monotonic() - began
-        _expect(mutex.OWNER_DEAD, code, "the lock of a killed holder comes back")
+        holder = threading.Thread(target=mutex.lock, args=(segment.address, 1.0))
+        holder.start()
+        holder.join()
+        _expect(
+            mutex.OWNER_DEAD, mutex.lock(segment.address, SECONDS), "the lock of a holder that has ended comes back"
+        )
         mutex.recover(segment.address)
         mutex.unlock(segment.address)
         _expect(0, mutex.lock(segment.address, 1.0), "it works again")
         mutex.unlock(segment.address)
-    return f"a killed holder's lock came back after {took * 1e3:.1f} ms"
+    return "a lock came back whose holder had ended"
 
 
 def lock_deadline() -> str:
@@ -132,28 +106,33 @@ def lock_deadline() -> str:
 
 
 def futex() -> str:
-    """Sleeps on a word of shared memory in another process, and wakes it with FUTEX_WAKE_OP."""
-    with _memory() as (descriptor, segment), _child(_SLEEPER, descriptor) as sleeper:
-        _expect("sleeping", _line(sleeper), "the child is about to sleep")
+    """Sleeps on a word of shared memory, and is woken by way of another mapping, as processes wake each other."""
+    with _memory() as (descriptor, segment):
+        there = Segment(descriptor)
+        sleeper = threading.Thread(target=words.wait_for_change, args=(there.address, 0, 2 * SECONDS), daemon=True)
+        sleeper.start()
         words.bump_and_wake(segment.address)
-        _expect("awake 1", _line(sleeper), "the child wakes and sees the change")
-    return "a process that sleeps on a shared word is woken"
+        sleeper.join(SECONDS)
+        _expect((False, 1), (sleeper.is_alive(), words.load32(there.address)), "the sleeper wakes and sees the change")
+    return "who sleeps on a shared word is woken"
 
 
 def process_end() -> str:
     """Kills a launcher, and sees its worker end, too."""
-    with _child(_LAUNCHER) as launcher:
-        worker = os.pidfd_open(int(_line(launcher)))
+    command = [sys.executable, "-P", "-c", _LAUNCHER]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as launcher:
         try:
-            launcher.send_signal(signal.SIGKILL)
-            began = time.monotonic()
+            worker = os.pidfd_open(int(_line(launcher)))
+        finally:
+            launcher.kill()
+        began = time.monotonic()
+        try:
             if not select.select([worker], [], [], 5.0)[0]:
                 signal.pidfd_send_signal(worker, signal.SIGKILL)
                 raise RuntimeError("a worker outlived its killed launcher")
-            took = time.monotonic() - began
         finally:
             os.close(worker)
-    return f"a worker ended {took * 1e3:.1f} ms after its launcher was killed"
+    return f"a worker ended {(time.monotonic() - began) * 1e3:.1f} ms after its launcher was killed"
 
 
 def job_of_two() -> float:
@@ -165,22 +144,6 @@ def job_of_two() -> float:
     table.add([multiverso.worker_id() + 1.0])
     multiverso.barrier()
     return float(table.get()[0])
-
-
-@contextmanager
-def _child(code: str, *descriptors: int) -> Iterator[subprocess.Popen[str]]:
-    process = subprocess.Popen(
-        [sys.executable, "-P", "-c", code, *map(str, descriptors)],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        pass_fds=descriptors,
-    )
-    with process:
-        try:
-            yield process
-        finally:
-            process.kill()
 
 
 def _line(process: subprocess.Popen[str]) -> str:

@@ -21,29 +21,37 @@ def main() -> None:
     call_descriptor, answer_descriptor = (int(text) for text in sys.argv[1:3])
     for descriptor in (call_descriptor, answer_descriptor):
         os.set_inheritable(descriptor, False)
-    with open(answer_descriptor, "w+b") as answer:
-        try:
-            # Opened again: the inherited descriptor shares its position with the other workers'.
-            with open(f"/proc/self/fd/{call_descriptor}", "rb") as call:
-                sys.path[:], sys.argv[:], cells = pickle.load(call)
-                linecache.cache.update(cells)
-                function, args, kwargs = pickle.load(call)
-            value = function(*args, **kwargs)
-            leave()
-            write(answer, "value", "", value)
-        except BaseException as error:
-            write_error(answer, error)
-            answer.close()
-            sys.exit(1)
+    # Opened again: the inherited descriptor shares its position with the other workers'.
+    with open(f"/proc/self/fd/{call_descriptor}", "rb") as call, open(answer_descriptor, "w+b") as file:
+        well = answer(call, file)
+    sys.exit(0 if well else 1)
 
 
-def leave() -> None:
-    """Calls `multiverso.shutdown` if the function has not."""
-    if "multiverso.api" in sys.modules:
-        sys.modules["multiverso.api"].shutdown()
+def answer(call: IO[bytes], file: IO[bytes], *, by_its_path: bool = True) -> bool:
+    """Makes a call and writes the answer, which every exception is, too; returns whether it was none.
+
+    Args:
+        call: has it.
+        file: takes the answer.
+        by_its_path: modules are looked for where the caller does.
+    """
+    try:
+        path, program, cells = pickle.load(call)
+        if by_its_path:
+            sys.path[:], sys.argv[:] = path, program
+        linecache.cache.update(cells)
+        function, args, kwargs = pickle.load(call)
+        value = function(*args, **kwargs)
+        if "multiverso.api" in sys.modules:
+            sys.modules["multiverso.api"].shutdown()  # if the function has not
+        _write(file, "value", "", value)
+    except BaseException as error:
+        _write_error(file, error)
+        return False
+    return True
 
 
-def write(file: IO[bytes], kind: str, text: str, value: Any) -> None:
+def _write(file: IO[bytes], kind: str, text: str, value: Any) -> None:
     """Writes an answer, in place of what is there."""
     import cloudpickle  # found on the caller's search path only
 
@@ -58,16 +66,16 @@ def write(file: IO[bytes], kind: str, text: str, value: Any) -> None:
     file.flush()
 
 
-def write_error(file: IO[bytes], error: BaseException) -> None:
+def _write_error(file: IO[bytes], error: BaseException) -> None:
     """Writes an exception as an answer; its traceback only, where it cannot be sent."""
     text = "".join(traceback.format_exception(error))
     try:
         import cloudpickle
 
         pickle.loads(cloudpickle.dumps(error))  # some exceptions can be written and not read
-        write(file, "error", text, error)
+        _write(file, "error", text, error)
     except Exception:
-        write(file, "error", text, None)
+        _write(file, "error", text, None)
 
 
 if __name__ == "__main__":

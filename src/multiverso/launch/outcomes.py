@@ -11,6 +11,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass
 from types import CodeType, ModuleType
 from typing import IO, Any
 
@@ -30,6 +31,7 @@ _CONSEQUENCES = (WorkerLostError, NodeLostError, DeadlockError)
 _by_value_lock = threading.Lock()
 
 
+@dataclass(frozen=True)
 class Failed:
     """A worker's failure, beside which any result can be told apart.
 
@@ -38,9 +40,8 @@ class Failed:
         end: how the worker ended.
     """
 
-    def __init__(self, error: BaseException, end: WorkerExit) -> None:
-        self.error = error
-        self.end = end
+    error: BaseException
+    end: WorkerExit
 
 
 def conclude(outcomes: list[Any], on_failure: OnFailure, timeout: str | None = None) -> list[Any]:

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import io
-import linecache
 import os
-import pickle
 from collections.abc import Mapping
 
 from multiverso.launch import _call
@@ -27,15 +25,6 @@ class Worker:
     def call(self, environ: Mapping[str, str], call: bytes) -> bytes:
         """Calls the function; returns what `multiverso.launch.outcomes.read_answer` reads. Raises nothing."""
         answer = io.BytesIO()
-        try:
-            os.environ.update(environ)
-            text = io.BytesIO(call)
-            *_, cells = pickle.load(text)  # where the caller's modules lie, Ray sees to
-            linecache.cache.update(cells)
-            function, args, kwargs = pickle.load(text)
-            value = function(*args, **kwargs)
-            _call.leave()
-            _call.write(answer, "value", "", value)
-        except BaseException as error:
-            _call.write_error(answer, error)
+        os.environ.update(environ)
+        _call.answer(io.BytesIO(call), answer, by_its_path=False)  # where the caller's modules lie, Ray sees to
         return answer.getvalue()

@@ -11,6 +11,7 @@ import sys
 import time
 import uuid
 from collections.abc import Sequence
+from contextlib import ExitStack, closing
 from typing import TYPE_CHECKING, Any
 
 import numpy.typing as npt
@@ -70,14 +71,15 @@ class Controller:
         self.control_port = control_port
         self.data_hwm = data_hwm
         # two underscores: subclasses have attributes of their own; the names with one are those of the original
-        self.__reporter = Reporter(os.environ.get("PLATOON_STATUS_FD"))
+        self.__opened = ExitStack()
+        self.__reporter = self.__opened.enter_context(closing(Reporter(os.environ.get("PLATOON_STATUS_FD"))))
         self.__members = Members(self.__reporter)
-        self.__senders = Senders()
+        self.__senders = self.__opened.enter_context(closing(Senders()))
         self.__batches: BatchServer | None = None
         self.__requests: Answering | None = None
         self.__node: Node | None = None
         self.__hosts: Hosts | None = None
-        self.__wake = Wake()
+        self.__wake = self.__opened.enter_context(closing(Wake()))
         self.__process = os.getpid()
         self.__closed = False
         self.__serving = False
@@ -95,7 +97,8 @@ class Controller:
             if launched.pop("multi", False) or multi:
                 from platoon.channel.hosts import Hosts
 
-                self.__hosts = Hosts(len(self._devices or launched.get("devices", ())))
+                self.__hosts = hosts = Hosts(len(self._devices or launched.get("devices", ())))
+                self.__opened.callback(lambda: hosts.close(self.__failed))
             if data_port is not None:
                 self.init_data(data_port, data_hwm)
             if experiment_name:
@@ -228,6 +231,7 @@ class Controller:
             raise PlatoonError(f"minibatches are already sent from port {self.__batches.port}")
         self.data_hwm = data_hwm
         self.__batches = BatchServer(port, self.__senders, self.__reporter.refuse)
+        self.__opened.callback(self.__batches.close, no_more=False)
 
     def send_mb(self, arrays: Sequence[Any] | npt.NDArray[Any], copy: bool = True) -> None:
         """Sends a minibatch to the next worker that has room, and waits for one (half an hour at most).
@@ -305,10 +309,12 @@ class Controller:
 
         try:
             self.__requests = Answering(port, self.__reporter, self.__answer)
+            self.__opened.enter_context(closing(self.__requests.door))
             self.control_port = self.__requests.port
             # A worker's death is no reason for the others to stop: in elastic training they do not need it.
             across = self.__hosts is not None and self.__hosts.size > 1
-            self.__node = self.__hosts.node() if across else Node(workers=None, on_lost="continue")  # type: ignore[union-attr]
+            node = self.__hosts.node() if across else Node(workers=None, on_lost="continue")  # type: ignore[union-attr]
+            self.__node = self.__opened.enter_context(node)
         except BaseException:
             self.close()
             raise
@@ -407,19 +413,9 @@ class Controller:
             self.wake()
             return
         self.__closed = True
-        self.__members.end()
-        if self.__batches is not None:
-            self.__batches.close(no_more=False)
-        self.__senders.close()
-        if self.__hosts is not None:
-            self.__hosts.close(self.__failed)
-        if self.__node is not None:
-            self.__node.close()
-            self.__node = None  # its memory goes with the last reference
-        if self.__requests is not None:
-            self.__requests.door.close()
-        self.__wake.close()
-        self.__reporter.close()
+        with self.__opened:
+            self.__members.end()
+        self.__node = None  # its memory goes with the last reference
 
     def _close(self) -> None:
         """The same as `close`, by its older name."""

@@ -48,12 +48,10 @@ class _Taker:
 
     Attributes:
         connection: where it is reached.
-        room: how many more it has room for.
         on_way: sent, and not known to be received.
     """
 
     connection: Connection
-    room: int = 0
     on_way: deque[Minibatch] = field(default_factory=deque)
 
 
@@ -193,7 +191,6 @@ class BatchServer:
                     taker.on_way.append(self._again.popleft())
                 else:
                     messages.send(taker.connection.socket, _END)
-                taker.room -= 1
             except OSError as error:
                 if error.errno in _FULL:  # it grants another credit when it has read something, and we come back here
                     self._next.append(taker)
@@ -204,7 +201,7 @@ class BatchServer:
         """A worker has room for more, and may have received what is on its way."""
         taker = self._takers.setdefault(connection.socket, _Taker(connection))
         room = message.get("room")
-        if message.get("do") != "grant" or type(room) is not int or not 0 < room <= MOST_ROOM - taker.room:
+        if message.get("do") != "grant" or type(room) is not int or not 0 < room <= MOST_ROOM - self._next.count(taker):
             self._on_refused("a worker", f"granted no credit for 1 to {MOST_ROOM} minibatches: {message!r:.200}")
             return
         if message.get("received") is True and taker.on_way:
@@ -213,7 +210,6 @@ class BatchServer:
                 self._spare.append(batch.file)
             else:
                 batch.close()
-        taker.room += room
         self._next.extend([taker] * room)
 
     def _forget(self, connection: Connection) -> None:
