@@ -24,7 +24,9 @@ from multiverso.runtime.several_hosts.other_hosts import other_hosts_of
 from multiverso.wire.trust import SECRET_VARIABLE, new_secret
 
 _EVERY_SECONDS = 5.0
-_TOTALS = {
+_FIGURES = {
+    "workers": "A job's workers on a host, by state.",
+    "memory_bytes": "Memory of a host's tables.",
     "adds": "Adds and pushes that a worker has made to a table.",
     "gets": "Reads that a worker has made of a table.",
     "exchanges": "Exchanges that a worker has made with a table.",
@@ -44,14 +46,7 @@ class Publisher:
 
     def __init__(self, host: str, status: Callable[[], dict[str, Any]]) -> None:
         self._host, self._status = host, status
-        tags = ("host", "table", "worker")
-        self._gauges = {
-            name: Gauge(f"multiverso_{name}", description=text, tag_keys=tags) for name, text in _TOTALS.items()
-        }
-        self._workers = Gauge(
-            "multiverso_workers", description="A job's workers on a host, by state.", tag_keys=("host", "state")
-        )
-        self._memory = Gauge("multiverso_memory_bytes", description="Memory of a host's tables.", tag_keys=("host",))
+        self._gauges: dict[str, Gauge] = {}
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._run, name="multiverso-ray-metrics", daemon=True)
         self._thread.start()
@@ -73,14 +68,19 @@ class Publisher:
         here = {worker["id"] for worker in status["workers"] if worker["host"] == status["host"]}
         states = [worker["state"] for worker in status["workers"] if worker["id"] in here]
         for state in ("alive", "left", "lost"):
-            self._workers.set(states.count(state), {"host": self._host, "state": state})
-        self._memory.set(status["memory_bytes"], {"host": self._host})
+            self._set("workers", states.count(state), state=state)
+        self._set("memory_bytes", status["memory_bytes"])
         for table in status["tables"]:
             for worker_id, line in table["workers"].items():
                 if worker_id in here:
-                    tags = {"host": self._host, "table": str(table["name"] or table["id"]), "worker": str(worker_id)}
-                    for name, gauge in self._gauges.items():
-                        gauge.set(line[name], tags)
+                    for name in _FIGURES.keys() & line.keys():
+                        self._set(name, line[name], table=str(table["name"] or table["id"]), worker=str(worker_id))
+
+    def _set(self, name: str, value: float, **tags: str) -> None:
+        if name not in self._gauges:
+            keys = ("host", *tags)
+            self._gauges[name] = Gauge(f"multiverso_{name}", description=_FIGURES[name], tag_keys=keys)
+        self._gauges[name].set(value, {"host": self._host, **tags})
 
 
 START_SECONDS = 120.0
@@ -150,10 +150,14 @@ class HostNode:
         self._listening = listen_at(ANY, 0)
         return int(self._listening.getsockname()[1])
 
-    def begin(self, workers: int, on_lost: str, secret: str, roster: str | None, replaces: bool) -> str:
+    def begin(self, roster: str | None, how: dict[str, Any]) -> str:
         """Begins the node; returns its socket's name.
 
         Where it takes a lost one's place: once it has been taken in, and knows the job's workers.
+
+        Args:
+            roster: the job's hosts, where there are several.
+            how: what `Node` takes besides.
 
         Raises:
             StartupError: the job does not take it in.
@@ -161,8 +165,7 @@ class HostNode:
         descriptor = None if self._listening is None else self._listening.detach()
         found = None if roster is None else _here(Roster.from_text(roster))
         other_hosts = None if found is None else other_hosts_of(found, descriptor)
-        node = Node(workers, on_lost=on_lost, secret=secret, other_hosts=other_hosts, replaces=replaces)
-        self._node = node
+        self._node = node = Node(**how, other_hosts=other_hosts)
         if found is not None and found.times_replaced > 0:
             while all(worker["state"] == "free" for worker in node.status()["workers"]):
                 if node.has_ended:
@@ -226,10 +229,8 @@ class Nodes:
     ) -> None:
         self._grace = grace
         self.hosts = tuple(hosts)
-        self._replaces = replaces
-        self._on_lost = on_lost
-        self._secret = new_secret()
-        self._workers_num = sum(len(host.workers) for host in hosts)
+        workers = sum(len(host.workers) for host in hosts)
+        self._how = {"workers": workers, "on_lost": on_lost, "secret": new_secret(), "replaces": replaces}
         self._roster: Roster | None = None
         self._times_replaced = [0] * len(hosts)
         self._coming: dict[int, Any] = {}  # Ray's references: answered once the process of one that begins again runs
@@ -259,7 +260,7 @@ class Nodes:
         text = None
         if self._roster is not None:
             text = replace(self._roster.on(host), times_replaced=self._times_replaced[host]).as_text()
-        return self._actors[host].begin.remote(self._workers_num, self._on_lost, self._secret, text, self._replaces)
+        return self._actors[host].begin.remote(text, self._how)
 
     def begin_again(self, host: int) -> Any:
         """A lost host's node begins again, wherever Ray has room for that; returns Ray's reference of the answer."""
@@ -296,9 +297,9 @@ class Nodes:
         return {
             "MULTIVERSO_NODE": self._addresses[self.number_of(worker_id)],
             "MULTIVERSO_WORKER_ID": str(worker_id),
-            "MULTIVERSO_WORKERS_NUM": str(self._workers_num),
-            "MULTIVERSO_ON_LOST": self._on_lost,
-            SECRET_VARIABLE: self._secret,
+            "MULTIVERSO_WORKERS_NUM": str(self._how["workers"]),
+            "MULTIVERSO_ON_LOST": str(self._how["on_lost"]),
+            SECRET_VARIABLE: str(self._how["secret"]),
         }
 
     def ask_status(self) -> Any:

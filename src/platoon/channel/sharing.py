@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -46,74 +47,71 @@ class SharedParameters:
         self._local = adapt(params)
         if not self._local:
             raise PlatoonError("there is no parameter to share: the list is empty")
-        self._is_fused = isinstance(rule, Rule) or _is_fused(rule, self._local)
         self._of_core: list[Shared] = []
-        self._tables: list[TableHandler]
-        if isinstance(rule, Rule):
-            self._of_core = [self._share(i, parameter, rule) for i, parameter in enumerate(self._local)]
-            self._tables = [shared.table for shared in self._of_core]
-        else:
-            self._tables = [self._open(i, parameter) for i, parameter in enumerate(self._local)]
+        self._last: list[Array] = []  # for ASGD: the worker's values when they last met the shared ones
+        self._alone = not (isinstance(rule, Rule) or _is_fused(rule, self._local))
+        self._tables = [self._open(i, parameter, rule) for i, parameter in enumerate(self._local)]
         self.arrays: list[Array] = [
             table.memory().reshape(parameter.shape) for table, parameter in zip(self._tables, self._local, strict=True)
         ]
-        self._last: list[Array] = []  # for ASGD: the worker's values when they last met the shared ones
-        self._update = self._updater(params, rule)
+        if self._alone:
+            assert isinstance(rule, ParamSyncRule)
+            self._update = self._by_whole(rule.make_update_function(params))
+        else:
+            exchange = self._exchange_of(rule)
+            self._update = lambda: self._each(exchange)
 
-    def _share(self, number: int, parameter: Parameter, rule: Rule) -> Shared:
-        """For a rule of the core: it has a table of its own kind, and begins with the shared values."""
+    def _open(self, number: int, parameter: Parameter, rule: ParamSyncRule | Rule) -> TableHandler:
+        """Returns a parameter's table. That of a rule of the core is one of its own kind."""
         value = parameter.load()
-        name = f"platoon-{rule}-{number}"
-        try:
-            shared = share(value.reshape(-1), rule, name=name, session=self._session, holds=_in_words(parameter))
-        except MultiversoError as error:
-            raise PlatoonError(f"parameter {number} cannot be shared by the rule {rule}", error) from error
-        parameter.write(value)
-        return shared
-
-    def _open(self, number: int, parameter: Parameter) -> TableHandler:
-        value = parameter.load().reshape(-1)
         if value.size == 0:
             raise PlatoonError(f"parameter {number} has no elements (shape {parameter.shape})")
-        what: dict[str, Any] = {"name": f"platoon-parameter-{number}", "holds": _in_words(parameter)}
+        what: dict[str, Any] = {"session": self._session, "holds": f"of shape {parameter.shape}"}
         try:
-            return ArrayTableHandler(value.size, value, dtype=parameter.dtype, session=self._session, **what)
+            if not isinstance(rule, Rule):
+                name = f"platoon-parameter-{number}"
+                return ArrayTableHandler(value.size, value, dtype=parameter.dtype, name=name, **what)
+            self._of_core.append(share(value.reshape(-1), rule, name=f"platoon-{rule}-{number}", **what))
         except TableMismatchError as error:
             raise PlatoonError(
                 f"parameter {number} is not what the others share there; all workers must give the same "
                 "parameters in the same order",
                 error,
             ) from error
+        except MultiversoError as error:
+            raise PlatoonError(f"parameter {number} cannot be shared by the rule {rule}", error) from error
+        parameter.write(value)  # which is the shared one now
+        return self._of_core[-1].table
 
-    def _updater(self, params: Any, rule: ParamSyncRule | Rule) -> Callable[[bool], None]:
-        """Returns what a synchronisation does; its argument says whether the job's lock counts."""
-        if self._is_fused:
-            fused = self._fused(rule)
-            return lambda locked: self._lock.shared(fused) if locked else fused()
-        assert isinstance(rule, ParamSyncRule)
-        whole = rule.make_update_function(params)
+    def _exchange_of(self, rule: ParamSyncRule | Rule) -> Callable[[int, Array], object]:
+        """Returns a rule's pass over the shared memory of one parameter, by its number and the worker's values."""
+        if isinstance(rule, Rule):
+            return lambda i, local: self._of_core[i].exchange(local)
+        if isinstance(rule, EASGD):
+            ruled = [Ruled(table) for table in self._tables]
+            compiled = functools.lru_cache(len(ruled))(
+                lambda i, alpha: ruled[i].compile(_PULL_TOGETHER, None, (alpha,))
+            )
+            # alpha may be changed at any time
+            return lambda i, local: ruled[i].apply(compiled(i, rule.get_alpha()), local, True, False)
+        self._last = last = [np.array(parameter.load()).reshape(-1) for parameter in self._local]
+        return lambda i, local: self._tables[i].exchange(local, last[i])
+
+    def _by_whole(self, update: Callable[[list[Array]], None]) -> Callable[[], None]:
+        """Returns a synchronisation by a rule of the user's own, which works on the whole arrays."""
 
         def work() -> None:
             if not self._session.hosts:
-                whole(self.arrays)
+                update(self.arrays)
                 return
             # other hosts' changes arrive meanwhile: only what the rule has changed is added
             before = [table.snapshot() for table in self._tables]
             after = [old.reshape(array.shape).copy() for old, array in zip(before, self.arrays, strict=True)]
-            whole(after)
+            update(after)
             for table, old, new in zip(self._tables, before, after, strict=True):
                 table.add(new.reshape(old.shape) - old)
 
-        return lambda locked: self._lock.alone(work) if locked else work()
-
-    def _fused(self, rule: ParamSyncRule | Rule) -> Callable[[], None]:
-        """Returns a rule's pass over the shared memory."""
-        if isinstance(rule, Rule):
-            return lambda: self._each(lambda i, local: self._of_core[i].exchange(local))
-        if isinstance(rule, EASGD):
-            return self._elastic(rule)
-        self._last = last = [np.array(parameter.load()).reshape(-1) for parameter in self._local]
-        return lambda: self._each(lambda i, local: self._tables[i].exchange(local, last[i]))
+        return work
 
     def _each(self, work: Callable[[int, Array], object]) -> None:
         for i, parameter in enumerate(self._local):
@@ -121,24 +119,18 @@ class SharedParameters:
             work(i, value.reshape(-1))
             parameter.write(value)
 
-    def _elastic(self, rule: EASGD) -> Callable[[], None]:
-        compiled: list[Any] = []
-        ruled = [Ruled(table) for table in self._tables]
-        alpha: float | None = None
-
-        def update() -> None:
-            nonlocal alpha
-            if alpha != rule.get_alpha():  # it may be changed at any time
-                alpha = rule.get_alpha()
-                compiled[:] = [table.compile(_PULL_TOGETHER, None, (alpha,)) for table in ruled]
-            self._each(lambda i, local: ruled[i].apply(compiled[i], local, True, False))
-
-        return update
+    def _run(self, work: Callable[[], None], locked: bool, alone: bool = False) -> None:
+        self._session.check()
+        if not locked:
+            work()
+        elif alone:
+            self._lock.alone(work)
+        else:
+            self._lock.shared(work)
 
     def synchronise(self, locked: bool) -> None:
         """Exchanges the worker's parameters with the shared ones, by the rule."""
-        self._session.check()
-        self._update(locked)
+        self._run(self._update, locked, self._alone)
 
     def copy_to_local(self, locked: bool) -> None:
         """Sets the worker's parameters to the shared ones."""
@@ -147,8 +139,7 @@ class SharedParameters:
             self._each(lambda i, local: self._tables[i].snapshot(out=local))
             self._note_exchange()
 
-        self._session.check()
-        self._lock.shared(work) if locked else work()
+        self._run(work, locked)
 
     def copy_to_global(self, locked: bool) -> None:
         """Sets the shared parameters to the worker's."""
@@ -158,8 +149,7 @@ class SharedParameters:
                 table.set(parameter.load().reshape(-1))
             self._note_exchange()
 
-        self._session.check()
-        self._lock.shared(work) if locked else work()
+        self._run(work, locked)
 
     def note_written(self) -> None:
         """The shared parameters may have been changed in place: other hosts are to see it."""
@@ -185,19 +175,10 @@ def _is_fused(rule: ParamSyncRule, parameters: list[Parameter]) -> bool:
     Raises:
         PlatoonError: it cannot work on such parameters.
     """
-    if not isinstance(rule, EASGD | ASGD) or any(
-        getattr(type(rule), name) is not getattr(_base_of(rule), name) for name in _METHODS
-    ):
+    base = next((base for base in (EASGD, ASGD) if isinstance(rule, base)), None)
+    if base is None or any(getattr(type(rule), name) is not getattr(base, name) for name in _METHODS):
         return False
     whole = [parameter for parameter in parameters if parameter.dtype.kind != "f"]
-    if isinstance(rule, EASGD) and whole:
+    if base is EASGD and whole:
         raise PlatoonError(f"EASGD averages, which a parameter of dtype {whole[0].dtype} cannot hold")
     return True
-
-
-def _in_words(parameter: Parameter) -> str:
-    return f"of shape {parameter.shape}"
-
-
-def _base_of(rule: ParamSyncRule) -> type[ParamSyncRule]:
-    return next((base for base in (EASGD, ASGD) if isinstance(rule, base)), ParamSyncRule)
