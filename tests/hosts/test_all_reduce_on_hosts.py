@@ -29,6 +29,7 @@ from multiverso.memory.words import load64
 from multiverso.runtime import Session
 from multiverso.runtime.collective.reducer import Reducer, all_reduce
 from multiverso.runtime.several_hosts.reductions import BROKEN, FAILED, LINE, Reductions
+from multiverso.runtime.several_hosts.this_host import ThisHost
 from multiverso.tables import ArrayTableHandler
 from multiverso.wire.requests import Combine
 
@@ -213,9 +214,10 @@ def test_what_there_is_no_memory_for_is_said_to_whoever_waits_for_it() -> None:
     line = np.zeros(LINE.size, np.uint8)
     way: Any = SimpleNamespace(send=None, free=None, open=lambda: None, notify=lambda: None)
     memory: Any = SimpleNamespace(address=line.ctypes.data, array=array)
-    reductions = Reductions(Roster(0, ("a", "b"), (1, 1), ("127.0.0.1", 1)), way, way, lambda name: memory)
+    catalogue: Any = SimpleNamespace(whole_memory=lambda name: memory)
+    roster = Roster(0, ("a", "b"), (1, 1), ("127.0.0.1", 1))
+    reductions = Reductions(ThisHost(roster, way, catalogue, way, way, way, threading.Event()), way)
     reductions.contribute(0, Combine(1, 1, 4, "float32", "sum"))
-    reductions.close()
     assert load64(line.ctypes.data + FAILED) == BROKEN
 
 

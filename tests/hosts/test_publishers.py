@@ -10,6 +10,7 @@ import pytest
 
 from multiverso.hosts.control.messages import Publication
 from multiverso.runtime.several_hosts import publishers
+from multiverso.runtime.several_hosts.this_host import ThisHost
 
 
 def test_a_look_that_fails_is_not_the_last_one(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -27,7 +28,9 @@ def test_a_look_that_fails_is_not_the_last_one(monkeypatch: pytest.MonkeyPatch) 
 
     monkeypatch.setattr(publishers, "publications_of", look)
     monkeypatch.setattr(publishers, "_LOOK_SECONDS", 0.001)
-    watched = publishers.Publishers("a job", closing)
+    none: Any = None
+    here = ThisHost(none, none, none, none, none, none, closing)
+    watched = publishers.Publishers("a job", here)
     watched.watch()
-    watched.join()
+    here.join()
     assert watched.seen == [found]

@@ -10,7 +10,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import pytest
@@ -52,9 +52,9 @@ from multiverso.layout import words as at
 from multiverso.runtime import Node, Session
 from multiverso.runtime.collective.reducer import Reducer
 from multiverso.runtime.node import numbers
-from multiverso.runtime.several_hosts.exchanged_tables import ExchangedTables
-from multiverso.runtime.several_hosts.moving import Mover
+from multiverso.runtime.several_hosts.creation import HostCreations
 from multiverso.runtime.several_hosts.other_hosts import OtherHosts
+from multiverso.runtime.several_hosts.this_host import ThisHost
 from multiverso.updaters import adam
 
 SIZE = 300_000  # two chunks: homes on different hosts
@@ -364,13 +364,12 @@ def test_who_comes_again_is_told_where_the_only_one_that_could_make_the_values_w
 def test_rounds_go_on_though_the_thread_that_moves_waits_for_values_that_they_bring() -> None:
     """Who asked for a table may have died, so that the others are through a barrier before it has the values."""
     released: list[int] = []
-    control = cast(Any, SimpleNamespace())
-    mover = Mover(lambda order: None, threading.Event())  # not begun: what is left to it waits
     fabric: Any = SimpleNamespace(rounds=SimpleNamespace(release=released.append))
     roster = Roster(0, ("a", "b"), (1, 1), ("127.0.0.1", 1))
+    catalogue: Any = SimpleNamespace(piece=lambda number: None)
     none: Any = None
-    tables = ExchangedTables(roster, fabric, none, mover, control, dict, lambda report: None, lambda message: None)
-    tables.release(7)
+    here = ThisHost(roster, none, catalogue, fabric, none, none, threading.Event())  # nothing is moved in it
+    HostCreations(here, none, none)._enter_rounds(7, True)
     assert released == [7]
 
 

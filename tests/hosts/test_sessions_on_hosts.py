@@ -210,8 +210,7 @@ def test_a_table_that_comes_to_be_while_its_node_ends_does_not_keep_that() -> No
 
         def end_late() -> None:
             end()
-            tables = other_hosts.tables
-            tables._clocks = Clocks(tables._control.address, [1], dict, tables.fabric, tables._tell, tables.mover)
+            Clocks(other_hosts.here)
 
         other_hosts.fabric.close = end_late
         in_threads([job.nodes[1].close])

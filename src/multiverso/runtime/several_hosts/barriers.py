@@ -9,29 +9,31 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from multiverso.hosts.control.messages import Bring, Brought, Gathered, Gone, Report, Settled, Take
-from multiverso.hosts.roster import Roster
 from multiverso.layout import words as at
 from multiverso.memory.words import load64
-from multiverso.runtime.job.control import Control, WorkerState
+from multiverso.runtime.job.control import WorkerState
 from multiverso.runtime.several_hosts.exchanged_tables import ExchangedTables
+from multiverso.runtime.several_hosts.this_host import ThisHost
 
 
 class HostBarriers:
-    """Owner: the node's thread; what moves values runs in the mover's.
+    """Owner: the node's thread; what moves values runs in the thread for that.
 
     Args:
-        roster: the job's hosts.
-        control: the control segment.
+        here: this host.
         tables: what is moved between the hosts, and by what.
+        report: reports to the coordinator, after what this host's workers have done so far.
         comes_again: whether another process may come for a worker of this host that died.
     """
 
     def __init__(
-        self, roster: Roster, control: Control, tables: ExchangedTables, comes_again: Callable[[int], bool]
+        self,
+        here: ThisHost,
+        tables: ExchangedTables,
+        report: Callable[[Report], None],
+        comes_again: Callable[[int], bool],
     ) -> None:
-        self._roster, self._control, self._comes_again = roster, control, comes_again
-        self._tables, self._fabric, self._mover, self._shards = tables, tables.fabric, tables.mover, tables.shards
-        self._report = tables.report
+        self._here, self._tables, self._report, self._comes_again = here, tables, report, comes_again
         # by worker of this host: the last barrier that it said it has reached
         self._arrived: dict[int, int] = {}
         self._released = self._settling = 0
@@ -42,7 +44,7 @@ class HostBarriers:
     def begin_at(self, barrier: int) -> None:
         """In a host that takes a lost one's place: the others have passed so many."""
         self._released = self._settling = barrier
-        self._control.release(barrier)
+        self._here.control.release(barrier)
 
     # -- what this host's workers do -------------------------------------------------------------------------
 
@@ -57,18 +59,18 @@ class HostBarriers:
 
     def look(self) -> None:
         """Looks whether all workers of this host have reached a barrier, or all have gone."""
-        workers = [w for w in map(self._control.worker, self._roster.local) if w.liveness != at.FREE]
+        workers = [w for w in map(self._here.control.worker, self._here.roster.local) if w.liveness != at.FREE]
         live = [w for w in workers if w.is_live]
         barrier = self._released + 1
         reached = all(max(w.barrier, self._arrived.get(w.worker_id, 0)) >= barrier for w in live)
         if live and reached and self._settling < barrier:
             self._settling = barrier
-            self._mover.put(lambda: self._settle_at(barrier))
+            self._here.put(lambda: self._settle_at(barrier))
         ended = [w for w in workers if w.liveness == at.GONE or self._is_lost_for_good(w)]
-        if len(ended) == len(self._roster.local) and not self._gone:
+        if len(ended) == len(self._here.roster.local) and not self._gone:
             self._gone = True
             self._tables.rows.nobody_comes()
-            self._mover.put(lambda: self._settle(Gone()))
+            self._here.put(lambda: self._settle(Gone()))
 
     def _is_lost_for_good(self, worker: WorkerState) -> bool:
         return worker.liveness == at.LOST and not self._comes_again(worker.worker_id)
@@ -83,20 +85,20 @@ class HostBarriers:
             if self._overwritten < barrier:
                 self._overwritten = barrier
                 for number, (host, turn, all_are_there) in order.written.items():
-                    self._fabric.rounds.overwrite(number, host, turn, all_are_there)
+                    self._here.fabric.rounds.overwrite(number, host, turn, all_are_there)
             self._tables.take_all()
 
-        self._mover.do(take, lambda: self._release(barrier))
+        self._here.do(take, lambda: self._release(barrier))
 
     def bring(self, order: Bring) -> None:
         """Another host gathers what has not been sent yet."""
-        self._mover.put(lambda: self._settle(Brought(order.host, order.number)))
+        self._here.put(lambda: self._settle(Brought(order.host, order.number)))
 
     def gathered(self, order: Gathered) -> None:
         """All have brought what this host has asked for: takes it, and says so to its workers."""
-        self._mover.do(self._tables.take_all, lambda: self._control.note_gathered(order.number))
+        self._here.do(self._tables.take_all, lambda: self._here.control.note_gathered(order.number))
 
-    # -- in the mover's thread -------------------------------------------------------------------------------
+    # -- in the thread that moves values -------------------------------------------------------------------------------
 
     def _settle(self, report: Report) -> None:
         self._tables.settle()
@@ -104,16 +106,16 @@ class HostBarriers:
 
     def _settle_at(self, barrier: int) -> None:
         self._tables.settle()
-        self._report(Settled(barrier, self._newly_written(), self._fabric.rounds.turns()))
+        self._report(Settled(barrier, self._newly_written(), self._here.fabric.rounds.turns()))
 
     def _newly_written(self) -> list[int]:
         """The synchronous tables that workers of this host have overwritten since the last barrier."""
-        shards = self._shards()
+        shards = self._here.catalogue.shards
         now = {n: load64(s.base + at.WRITTEN) for n, s in shards.items() if s.consistency.in_rounds}
         before, self._written = self._written, now
         return [number for number, times in now.items() if times != before.get(number, 0)]
 
     def _release(self, barrier: int) -> None:
         self._released = barrier
-        self._control.release(barrier)
+        self._here.control.release(barrier)
         self.look()

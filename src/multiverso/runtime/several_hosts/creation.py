@@ -26,6 +26,7 @@ from multiverso.hosts.control.messages import (
     Make,
     Part,
     Parted,
+    Report,
     Step,
     TableOrder,
     Unused,
@@ -33,37 +34,34 @@ from multiverso.hosts.control.messages import (
     Welcome,
     Withdraw,
 )
-from multiverso.hosts.roster import Roster
 from multiverso.layout import words as at
-from multiverso.runtime.job.control import Control
-from multiverso.runtime.node.catalogue import Catalogue, Key, Piece, words
+from multiverso.runtime.node.catalogue import Key, Piece, words
 from multiverso.runtime.node.connection import Connection
 from multiverso.runtime.node.creation import Asked, Creation, Creations, differs
 from multiverso.spec.table import TableSpec
 
 if TYPE_CHECKING:
     from multiverso.runtime.several_hosts.exchanged_tables import ExchangedTables
+    from multiverso.runtime.several_hosts.this_host import ThisHost
 
 
 class HostCreations(Creations):
     """Everything that is being made, on this host of several. Owner: the node's thread.
 
     Args:
-        catalogue: what has been made.
-        control: the job's control segment.
-        roster: the job's hosts.
-        copies: the way to them.
+        here: this host.
+        copies: the way to the others.
+        report: reports to the coordinator, after what this host's workers have done so far.
     """
 
-    def __init__(self, catalogue: Catalogue, control: Control, roster: Roster, copies: ExchangedTables) -> None:
-        super().__init__(catalogue, control, fixed=True, local=roster.local)
-        self._roster = roster
-        self._copies = copies
+    def __init__(self, here: ThisHost, copies: ExchangedTables, report: Callable[[Report], None]) -> None:
+        super().__init__(here.catalogue, here.control, fixed=True, local=here.roster.local)
+        self._here, self._copies, self._report = here, copies, report
         self._writers_of: dict[Key, list[int]] = {}  # whose initial value counts
         # tables that no worker here has any more, and requests for them that have come since
         self._unused: dict[int, list[Asked]] = {}
         self._parting: dict[int, Piece] = {}
-        catalogue.unused = self._tell_unused
+        here.catalogue.unused = self._tell_unused
 
     def obey(self, order: TableOrder) -> None:
         """Does what the coordinator says of a table."""
@@ -119,7 +117,7 @@ class HostCreations(Creations):
             self._refuse(creation, NotInThisJobError(refusal))
             return
         masters = [i for i in waiting if creation.waiting[i].is_master]
-        self._copies.report(Create(creation.key, first.spec.as_message(), first.mode, waiting, masters))
+        self._report(Create(creation.key, first.spec.as_message(), first.mode, waiting, masters))
 
     def _writers(self, creation: Creation) -> list[int]:
         if creation.key[0] == "memory":
@@ -134,11 +132,11 @@ class HostCreations(Creations):
         creation.step = "join"
         failed = None
         if error is not None:
-            failed = type(error).__name__, f"{self._roster.names[self._roster.host]}: {error}"
-        self._copies.report(Done(creation.key, "make", failed))
+            failed = type(error).__name__, f"{self._here.name}: {error}"
+        self._report(Done(creation.key, "make", failed))
 
     def _done_between(self, key: Key, step: Step) -> None:
-        self._copies.report(Done(key, step))
+        self._report(Done(key, step))
 
     def _finish(self, key: Key) -> None:
         creation = self._creations.get(key)
@@ -169,7 +167,7 @@ class HostCreations(Creations):
             self._copies.attach(number, self._catalogue.whole(piece), lambda: None, turns)
             self._copies.take(number, functools.partial(self._tell_unused, piece))
         self._catalogue.ordered = order.ordered
-        self._copies.after(then)
+        self._here.do(lambda: None, then)  # once all that was asked for before is done
 
     # -- the end ---------------------------------------------------------------------------------------------
 
@@ -178,7 +176,7 @@ class HostCreations(Creations):
         if piece.shard is None or piece.key in self._creations or piece.number in self._unused:
             return
         self._unused[piece.number] = []
-        self._copies.report(Unused(piece.key, piece.number, piece.closing))
+        self._report(Unused(piece.key, piece.number, piece.closing))
 
     def ask(self, asked: Asked) -> None:
         """As on one host; but what the others may be about to free is handed out only when the coordinator says so."""
@@ -191,7 +189,7 @@ class HostCreations(Creations):
         late = self._unused[piece.number]
         late.append(asked)
         if len(late) == 1:
-            self._copies.report(Used(key, piece.number))
+            self._report(Used(key, piece.number))
 
     def _end_or_keep(self, order: Used | Part | Free) -> None:
         key, number = order.key, order.number
@@ -209,7 +207,7 @@ class HostCreations(Creations):
         if not is_used and kept is not None:
             self._catalogue.remove(kept)
             self._parting[number] = kept
-            self._copies.part(number, lambda: self._copies.report(Parted(key, number)))
+            self._copies.part(number, lambda: self._report(Parted(key, number)))
         for asked in late:
             if asked.connection.worker_id is None:
                 continue  # it is gone
@@ -235,7 +233,7 @@ class HostCreations(Creations):
                 # with an updater the values after a round are made by workers: there has to be one for the next
                 self._hand_over(asked, kept, late=kept.shard is None or kept.shard.spec.updater == "add")
                 connection.reply(request.id, {"turn": False})
-        self._copies.release(number)
+        self._here.fabric.rounds.release(number)  # now: what moves may wait for it
         if kept is not None and not kept.holders:
             self._tell_unused(kept)
 
@@ -253,7 +251,7 @@ class HostCreations(Creations):
     def _void(self, creation: Creation, worker_id: int) -> None:
         if creation.step == "ask":
             creation.step = None
-            self._copies.report(Withdraw(creation.key))
+            self._report(Withdraw(creation.key))
         super()._void(creation, worker_id)
 
     def _forget(self, creation: Creation) -> None:

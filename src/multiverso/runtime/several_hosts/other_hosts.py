@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import socket
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, assert_never
 
 import msgspec
@@ -50,7 +50,6 @@ from multiverso.hosts.control.messages import (
     Workers,
 )
 from multiverso.hosts.fabric import Fabric
-from multiverso.hosts.peer.frames import Body
 from multiverso.hosts.peer.messages import Messages
 from multiverso.hosts.roster import Roster
 from multiverso.hosts.transport.channel import FAR
@@ -68,13 +67,12 @@ from multiverso.runtime.several_hosts.barriers import HostBarriers
 from multiverso.runtime.several_hosts.creation import HostCreations
 from multiverso.runtime.several_hosts.exchanged_tables import ExchangedTables
 from multiverso.runtime.several_hosts.mirror import write_line
-from multiverso.runtime.several_hosts.moving import Mover
 from multiverso.runtime.several_hosts.publishers import Publishers
 from multiverso.runtime.several_hosts.questions import Questions
 from multiverso.runtime.several_hosts.reductions import Reductions
 from multiverso.runtime.several_hosts.reporting import Reporter
 from multiverso.runtime.several_hosts.spread_tables import SpreadTables
-from multiverso.shards.shard import Shard
+from multiverso.runtime.several_hosts.this_host import Post, ThisHost
 from multiverso.spec.modes import MODES
 from multiverso.wire import requests as asked
 from multiverso.wire.messages import Message
@@ -92,10 +90,11 @@ class OtherHosts(Hosts):
 
     Attributes:
         over: set when all workers of all hosts have gone, so that this host's copies are no longer needed.
+        here: what the parts share, once the memory is there; and with it the parts:
         reporter: reports to the coordinator what this host's workers do.
         tables: which of them travel, and how.
         barriers: who has reached which.
-        reductions: arrays that workers of all hosts reduce, once the memory is there.
+        reductions: arrays that workers of all hosts reduce.
         rows: tables whose rows live on one host each.
     """
 
@@ -106,38 +105,17 @@ class OtherHosts(Hosts):
         self.leads, self.job = roster.leads, roster.job
         self.is_entering = roster.times_replaced > 0
         self.over = threading.Event()
-        self.reductions: Reductions | None = None
+        self.here: ThisHost | None = None
         self.fabric, self._listener = fabric, listener
         self._closing = threading.Event()
         self._lost: set[int] = set()
         self._notes: dict[int, Note] = {}
-        self._address: Address | None = None  # where other hosts reach this one
         self._published: dict[str, Address] = {}  # where the workers' publications are followed
-        self._questions = Questions(self.report)
         self._centre: Centre | Outpost | None = None
 
-    def meet(self, post: Callable[[Order | Alone | Callable[[], None]], None], address: str) -> None:
+    def meet(self, post: Post, address: str) -> None:
         """See `Hosts.meet`."""
-        self._post = post
-        self._publishers = Publishers(address, self._closing)
-        self._messages = Messages(self.fabric.peers, self._deliver)
-        self.rows = SpreadTables(self.roster, self.fabric.peers)
-        self._centre = self._meet(self._listener)
-
-    def _meet(self, listener: socket.socket | None) -> Centre | Outpost:
-        """Begins to listen for the other hosts, and to talk with the coordinator."""
-        roster = self.roster
-        address = self.fabric.listen()
-        if roster.addresses:  # it listens at all of its addresses; this is the one that others know
-            address = (roster.addresses[roster.host], address[1])
-        self._address = address
-        if not roster.leads:
-            return Outpost(roster, address, self._post)
-        if listener is None:
-            raise StartupError("the job's first host needs to listen for the others")
-        centre = Centre(roster, listener, self._post)
-        centre.report(Hello(address))
-        return centre
+        self._post, self._node = post, address
 
     def places(self) -> tuple[tuple[str, ...], str]:
         """Returns the host of each worker and this one's name."""
@@ -151,21 +129,45 @@ class OtherHosts(Hosts):
         self, control: Control, catalogue: Catalogue, fixed: bool, comes_again: Callable[[int], bool]
     ) -> HostCreations:
         """From here on this host's workers are reported, and remote ones shown in its memory. Called once."""
-        assert self._centre is not None
-        roster, fabric, tell = self.roster, self.fabric, self._centre.report
+        fabric = self.fabric
         control.span_hosts()
         self.control = control
-        self._shards: Callable[[], Mapping[int, Shard]] = lambda: catalogue.shards
-        self._mover = mover = Mover(self._post, self._closing)
-        self.reporter = Reporter(roster, control, catalogue, tell, mover, self._closing, self._facts)
-        self.rows.begin(control, catalogue, mover)
-        self.tables = ExchangedTables(roster, fabric, self.rows, mover, control, self._shards, self.report, tell)
-        self.barriers = HostBarriers(roster, control, self.tables, comes_again)
-        self.reductions = Reductions(roster, control, self._messages, catalogue.whole_memory)
-        self._creations = HostCreations(catalogue, control, roster, self.tables)
-        mover.begin()
-        self.reporter.begin()
+        here = ThisHost(self.roster, control, catalogue, fabric, self._post, self._tell, self._closing)
+        self.rows = SpreadTables(here)
+        self.reporter = Reporter(here, self._facts)
+        report = self.reporter.report
+        self.tables = ExchangedTables(here, self.rows)
+        self.barriers = HostBarriers(here, self.tables, report, comes_again)
+        self._publishers = Publishers(self._node, here)
+        self._questions = Questions(report)
+        self._messages = Messages(fabric.peers, lambda host, message: self.reductions.arrived(host, message))
+        self.reductions = Reductions(here, self._messages)
+        self._creations = HostCreations(here, self.tables, report)
+        self._centre = self._meet(self._listener)  # last: what other nodes send finds all of it there
+        self.here = here
+        here.thread("hosts-move", here.move)
+        here.thread("hosts-report", self.reporter.run)
+        here.thread("reductions", self.reductions.run)
         return self._creations
+
+    def _meet(self, listener: socket.socket | None) -> Centre | Outpost:
+        """Begins to listen for the other hosts, and to talk with the coordinator."""
+        roster = self.roster
+        address = self.fabric.listen()
+        if roster.addresses:  # it listens at all of its addresses; this is the one that others know
+            address = (roster.addresses[roster.host], address[1])
+        self._address = address  # where other hosts reach this one
+        if not roster.leads:
+            return Outpost(roster, address, self._post)
+        if listener is None:
+            raise StartupError("the job's first host needs to listen for the others")
+        centre = Centre(roster, listener, self._post)
+        centre.report(Hello(address))
+        return centre
+
+    def _tell(self, report: Report) -> None:
+        assert self._centre is not None
+        self._centre.report(report)
 
     def stay(self, closing: threading.Event, stopped: Callable[[], bool] | None) -> bool:
         """Waits until no other host needs this one's copies, as none does where one has never come."""
@@ -178,29 +180,16 @@ class OtherHosts(Hosts):
     def close(self) -> None:
         """See `Hosts.close`."""
         self._closing.set()
-        begun = self.reductions is not None
-        if self.reductions is not None:
-            self._mover.close()
+        if self.here is not None:
+            self.here.stop_moving()
             self.reductions.close()
-            self.rows.close()
-            self.tables.close()
+            self.rows.ring()
+            self.control.notify()  # those that follow the workers
         self.fabric.close()
         if self._centre is not None:
             self._centre.close()
-        if begun:
-            self._mover.join()
-            self.tables.join()
-            self.reporter.join()
-            self._publishers.join()
-
-    def report(self, message: Report) -> None:
-        """Tells the coordinator something, after what this host's workers have done so far."""
-        self.reporter.report(message)
-
-    def _deliver(self, host: int, message: Body) -> None:
-        """Takes another node's message, also from a host that has begun before this one's workers have."""
-        if self.reductions is not None:
-            self.reductions.arrived(host, message)
+        if self.here is not None:
+            self.here.join()
 
     # -- what happens on this host ---------------------------------------------------------------------------
 
@@ -213,7 +202,7 @@ class OtherHosts(Hosts):
     def agree_on(self, options: Message) -> bool:
         """Tells the coordinator, which says whether all hosts' are the same."""
         self.tables.exchange = ExchangeOptions.from_message(options["exchange"])
-        self.report(Options(options))
+        self.reporter.report(Options(options))
         return False
 
     def facts_for_worker(self) -> Message:
@@ -227,7 +216,7 @@ class OtherHosts(Hosts):
             case asked.Arrived():
                 self.barriers.arrived(worker_id, request.barrier)
             case asked.Gather():
-                self.report(Gather(request.number))
+                self.reporter.report(Gather(request.number))
             case asked.AllGather():
                 self._questions.all_gather(connection, request)
                 self._refuse_told()
@@ -236,16 +225,14 @@ class OtherHosts(Hosts):
             case asked.Notify():
                 self._questions.notify(connection, request)
             case asked.Combine():
-                assert self.reductions is not None
                 self.reductions.contribute(worker_id, request)
             case asked.Spread():
                 self.rows.open(request)
                 connection.reply(request.id, {})
             case asked.Publish():
-                assert self._address is not None
                 self._publishers.watch()
                 if request.port:
-                    self.report(Published(request.name, (self._address[0], request.port)))
+                    self.reporter.report(Published(request.name, (self._address[0], request.port)))
                 connection.reply(request.id, {"bind": self.roster.bind, **self._how_to_follow})
 
     @property
@@ -265,7 +252,7 @@ class OtherHosts(Hosts):
     def look(self) -> None:
         """A worker of this host has come, left or died."""
         self._refuse_told()
-        self.reporter.report_changes()
+        self.reporter.report()
         self.barriers.look()
 
     def _refuse_told(self) -> None:
@@ -283,7 +270,7 @@ class OtherHosts(Hosts):
         """See `Hosts.obey`."""
         match order:
             case Workers():
-                shards = self._shards()
+                shards = members.catalogue.shards
                 remote = [line for line in order.workers if line.worker_id not in self.roster.local]
                 notes = {line.worker_id: line.note for line in remote if line.note is not None}
                 self._notes |= notes

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import threading
 
 import msgspec
 
 from multiverso.errors import MultiversoError
 from multiverso.hosts.control.messages import Publication
 from multiverso.runtime.session.observing import publications_of
+from multiverso.runtime.several_hosts.this_host import ThisHost
 
 _LOOK_SECONDS = 0.5
 
@@ -19,29 +19,25 @@ class Publishers:
 
     Args:
         job: the node's address.
-        closing: set once everything ends.
+        here: this host.
 
     Attributes:
         seen: what they have said last.
     """
 
-    def __init__(self, job: str, closing: threading.Event) -> None:
+    def __init__(self, job: str, here: ThisHost) -> None:
         self.seen: list[Publication] = []
-        self._job, self._closing = job, closing
-        self._thread: threading.Thread | None = None
+        self._job, self._here = job, here
+        self._watched = False
 
     def watch(self) -> None:
         """Begins to ask. Called by the node's thread."""
-        if self._thread is None:
-            self._thread = threading.Thread(target=self._run, name="multiverso-hosts-publications", daemon=True)
-            self._thread.start()
-
-    def join(self) -> None:
-        """Waits for the thread's end, once ``closing`` is set."""
-        if self._thread is not None:
-            self._thread.join()
+        if not self._watched:
+            self._watched = True
+            self._here.thread("hosts-publications", self._run)
 
     def _run(self) -> None:
-        while not self._closing.wait(_LOOK_SECONDS):
-            with contextlib.suppress(OSError, MultiversoError):  # no descriptor is free: the next look may find one
+        while not self._here.closing.wait(_LOOK_SECONDS):
+            # no descriptor is free, or one has said nonsense: the next look may find another
+            with contextlib.suppress(OSError, MultiversoError, msgspec.MsgspecError):
                 self.seen = msgspec.convert(publications_of(self._job), list[Publication])

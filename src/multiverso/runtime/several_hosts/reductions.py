@@ -24,12 +24,11 @@ from multiverso.hosts.combining import COMBINE, PIECE_BYTES, PIECES, SMALL_BYTES
 from multiverso.hosts.peer.frames import Body
 from multiverso.hosts.peer.messages import Messages
 from multiverso.hosts.peer.resources import Array
-from multiverso.hosts.roster import Roster
 from multiverso.layout.records import Record
 from multiverso.memory.segment import Segment
 from multiverso.memory.words import load64, store64
 from multiverso.node_log import log
-from multiverso.runtime.job.control import Control
+from multiverso.runtime.several_hosts.this_host import ThisHost
 from multiverso.spec.table import DTYPES
 from multiverso.wire.requests import Combine
 
@@ -42,7 +41,6 @@ FAILED = LINE.int64("failed")  # why no other piece will be done: one of the bel
 DIFFERENT, BROKEN = 1, 2
 
 _CACHED_BYTES = 128 << 10  # combined of all workers at once, while they are in the cache
-_JOIN_SECONDS = 10.0
 
 
 def slots_at(small: bool, number: int, workers: int) -> tuple[int, int]:
@@ -61,16 +59,13 @@ class Reductions:
     """Owner: the node, which calls `close`; `contribute` and `arrived` may be called by any thread.
 
     Args:
-        roster: the job's hosts.
-        control: the job's control segment.
+        here: this host.
         messages: the way to the other nodes.
-        memory: returns what workers share under a name, all of it mapped; None if it was not asked for.
     """
 
-    def __init__(
-        self, roster: Roster, control: Control, messages: Messages, memory: Callable[[str], Segment | None]
-    ) -> None:
-        self._roster, self._control, self._messages, self._memory = roster, control, messages, memory
+    def __init__(self, here: ThisHost, messages: Messages) -> None:
+        self._here, self._messages = here, messages
+        roster = here.roster
         self._local = list(roster.local)
         self._bits = {host: sum(1 << worker for worker in roster.workers_of(host)) for host in range(roster.hosts)}
         self._combining = Combining(roster.host, list(range(roster.hosts)), messages.send, messages.free)
@@ -81,8 +76,6 @@ class Reductions:
         self._closed = False
         self._lock = threading.Lock()
         self._events: queue.SimpleQueue[Callable[[], list[int]] | None] = queue.SimpleQueue()
-        self._thread = threading.Thread(target=self._run, name="multiverso-reductions", daemon=True)
-        self._thread.start()
 
     def contribute(self, worker: int, request: Combine) -> None:
         """A worker of this host has put its part of a piece into its slot.
@@ -109,9 +102,9 @@ class Reductions:
         with self._lock:
             self._closed = True
         self._events.put(None)
-        self._thread.join(_JOIN_SECONDS)
 
-    def _run(self) -> None:
+    def run(self) -> None:
+        """Combines large parts, in a thread of its own."""
         while (event := self._events.get()) is not None:
             self._do(event)
 
@@ -174,7 +167,7 @@ class Reductions:
 
     def _segment(self, name: str) -> Segment:
         if name not in self._segments:
-            segment = self._memory(name)
+            segment = self._here.catalogue.whole_memory(name)
             if segment is None:
                 raise MultiversoError(f"no worker shares memory by the name {name}")
             self._segments[name] = segment
@@ -185,7 +178,7 @@ class Reductions:
         if not self._contributions and SMALL_NAME not in self._segments:
             return  # only other hosts have begun
         number = self._done + 1
-        mask = self._bits[self._roster.host]
+        mask = self._bits[self._here.roster.host]
         for worker in self._contributions.get(number, {}):
             mask &= ~(1 << worker)
         for host in self._combining.missing(number):
@@ -195,11 +188,11 @@ class Reductions:
         store64(line + MISSING, mask - (1 << 64) if mask >> 63 else mask)
         store64(line + DONE, self._done)
         if self._done != before:
-            self._control.notify()
+            self._here.control.notify()
 
     def _fail(self, why: int) -> None:
-        segment = self._segments.get(SMALL_NAME) or self._memory(SMALL_NAME)
+        segment = self._segments.get(SMALL_NAME) or self._here.catalogue.whole_memory(SMALL_NAME)
         if segment is not None:
             self._segments[SMALL_NAME] = segment
             store64(segment.address + FAILED, why)
-            self._control.notify()
+            self._here.control.notify()

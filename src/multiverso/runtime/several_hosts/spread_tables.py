@@ -22,8 +22,6 @@ from multiverso.deadline import Deadline
 from multiverso.errors import MultiversoError, NotInThisJobError, StartupError, WaitTimeoutError
 from multiverso.hosts.peer.frames import Body
 from multiverso.hosts.peer.messages import Messages
-from multiverso.hosts.peer.peers import Peers
-from multiverso.hosts.roster import Roster
 from multiverso.hosts.spread.copies import Copies
 from multiverso.hosts.spread.frames import NO_BYTES, Frame, question_in, refusal_of, table_in
 from multiverso.hosts.spread.table import SpreadTable
@@ -33,9 +31,7 @@ from multiverso.layout.words import MAX_WORKERS
 from multiverso.memory.segment import Segment
 from multiverso.memory.words import bump_and_wake, load32, load64, store64, wait_for_change
 from multiverso.node_log import log
-from multiverso.runtime.job.control import Control
-from multiverso.runtime.node.catalogue import Catalogue
-from multiverso.runtime.several_hosts.moving import Mover
+from multiverso.runtime.several_hosts.this_host import ThisHost
 from multiverso.shards.keyed_rows import KeyedRows, Keys
 from multiverso.updaters import BY_NAME
 from multiverso.updaters.cached import copy_loops
@@ -46,7 +42,6 @@ _BUSY_SECONDS = 0.2  # so long after the last change it looks soon
 _ALWAYS_SECONDS = 0.5  # between looks also where no add has ended
 _SETTLE_SECONDS = 0.001
 _RING_SECONDS = 0.5
-_JOIN_SECONDS = 10.0
 
 
 @dataclass(eq=False)
@@ -61,37 +56,24 @@ class _Open:
 
 
 class SpreadTables:
-    """Owner: `OtherHosts`, which calls `begin` and `close`; any thread may call the others.
+    """Any thread may call it. Owner: `OtherHosts`."""
 
-    Args:
-        roster: the job's hosts.
-        peers: this node's connections.
-    """
-
-    def __init__(self, roster: Roster, peers: Peers) -> None:
-        self._roster = roster
+    def __init__(self, here: ThisHost) -> None:
+        self._here, self._roster = here, here.roster
         self._lock = threading.RLock()
         self._answered = threading.Condition(self._lock)
-        self._messages = Messages(peers, self._arrived, ROWS)
+        self._messages = Messages(here.fabric.peers, self._arrived, ROWS)
         self._tables: dict[int, _Open] = {}  # by number
         self._opened: set[int] = set()  # numbers of their desks
         self._early: dict[int, list[tuple[int, bytes]]] = {}  # questions about tables that are not here yet
         self._nobody_comes = False  # who would make them
         self._lost: set[int] = set()
-        self._closing = threading.Event()
-        self._threads: list[threading.Thread] = []
+        self._bell: Segment | None = None  # once there is a table
 
-    def begin(self, control: Control, catalogue: Catalogue, mover: Mover) -> None:
-        """This host's workers may come; ``mover``'s node ends if a thread of this does."""
-        self._control, self._catalogue, self._mover = control, catalogue, mover
-
-    def close(self) -> None:
-        """Ends the threads; what still comes is dropped."""
-        self._closing.set()
-        if self._threads:
+    def ring(self) -> None:
+        """Has workers' questions looked at, or the thread that does so end."""
+        if self._bell is not None:
             bump_and_wake(self._bell.address)
-        for thread in self._threads:
-            thread.join(_JOIN_SECONDS)
 
     # -- what this host's workers ask ------------------------------------------------------------------------
 
@@ -104,7 +86,7 @@ class SpreadTables:
         """
         if self._roster.times_replaced:
             raise NotInThisJobError(
-                f"{self._roster.names[self._roster.host]} was started again in place of one that was lost, and with it "
+                f"{self._here.name} was started again in place of one that was lost, and with it "
                 "the rows of keyed tables that lived there: load what was saved last in a new job (--max-restarts)"
             )
         with self._lock:
@@ -117,16 +99,14 @@ class SpreadTables:
             for host in self._lost:
                 made.table.lost(host)
             self._messages.open()
-            if not self._threads:
-                self._bell = self._memory(request.bell)
-                targets = {"multiverso-spread": self._look, "multiverso-desks": self._listen}
-                self._threads = [self._mover.thread(name, run) for name, run in targets.items()]
-                for thread in self._threads:
-                    thread.start()
+            if self._bell is None:
+                self._bell = bell = self._memory(request.bell)
+                self._here.thread("spread", self._look)
+                self._here.thread("desks", lambda: self._listen(bell.address))
             for host, message in self._early.pop(number, []):
                 if (answer := self._receive(host, message)) is not None:
                     self._messages.send(host, *answer.parts())
-        bump_and_wake(self._bell.address)  # what was asked before is seen now
+        self.ring()  # what was asked before is seen now
 
     def _open(self, request: Spread) -> _Open:
         desks = self._memory(request.desks)
@@ -140,11 +120,11 @@ class SpreadTables:
         name, dtype = request.spec.get("updater"), request.spec.get("dtype")
         if name not in BY_NAME:
             raise StartupError(f"a table whose rows live on several hosts has one of our updaters, not {name!r}")
-        control, dtype = self._control.address, str(dtype)
-        own = KeyedRows(self._memory(request.rows), control, self._closing.is_set)
+        control, dtype = self._here.control.address, str(dtype)
+        own = KeyedRows(self._memory(request.rows), control, self._here.closing.is_set)
         loops = copy_loops(name)
         take, land = (compile_update(loop, dtype) for loop in (loops.take, loops.land))
-        copies = KeyedRows(self._memory(request.copies), control, self._closing.is_set)
+        copies = KeyedRows(self._memory(request.copies), control, self._here.closing.is_set)
         return SpreadTable(
             _hash(request.called.encode()),
             _hash(msgspec.json.encode(request.spec, order="deterministic")) >> 1,
@@ -159,14 +139,14 @@ class SpreadTables:
 
     def _memory(self, number: int) -> Segment:
         """Returns memory of this host's workers, which is not freed from now on: other hosts may ask for rows."""
-        memory = self._catalogue.keep(number)
+        memory = self._here.catalogue.keep(number)
         if memory is None:
             raise StartupError(f"there is no shared memory number {number}")
         return memory
 
-    def _listen(self) -> None:
-        while not self._closing.is_set():
-            rung = load32(self._bell.address)
+    def _listen(self, bell: int) -> None:
+        while not self._here.closing.is_set():
+            rung = load32(bell)
             with self._lock:
                 for found in self._tables.values():
                     asked = found.asked.copy()
@@ -174,7 +154,7 @@ class SpreadTables:
                     found.seen = asked
                     for lane in lanes:
                         self._take(found, lane)
-            wait_for_change(self._bell.address, rung, _RING_SECONDS)
+            wait_for_change(bell, rung, _RING_SECONDS)
 
     def _take(self, found: _Open, number: int) -> None:
         """Takes a question from a lane."""
@@ -190,7 +170,7 @@ class SpreadTables:
         store64(lane + desk.CODE, code)
         store64(lane + desk.RESULT, result)
         store64(lane + desk.DONE, asked)
-        self._control.notify()
+        self._here.control.notify()
 
     def _ask(self, found: _Open, lane: int, begins: int) -> None:
         """Asks what stands in a lane.
@@ -230,7 +210,7 @@ class SpreadTables:
     def _arrived(self, host: int, message: memoryview) -> None:
         answer = None
         with self._lock:
-            if not self._closing.is_set():
+            if not self._here.closing.is_set():
                 number = table_in(message)
                 if number not in self._tables and question_in(message) and self._nobody_comes:
                     answer = refusal_of(message, desk.NO_TABLE)
@@ -311,17 +291,15 @@ class SpreadTables:
     def _until(self, deadline: Deadline, is_so: Callable[[SpreadTable], bool], what: str) -> None:
         with self._lock:
             while sum(is_so(found.table) for found in self._tables.values()) < len(self._tables):
-                if self._closing.is_set():
+                if self._here.closing.is_set():
                     raise MultiversoError("the node is closing")
                 if deadline.passed:
-                    raise WaitTimeoutError(
-                        f"{self._roster.names[self._roster.host]} could not {what} within {deadline}"
-                    )
+                    raise WaitTimeoutError(f"{self._here.name} could not {what} within {deadline}")
                 self._answered.wait(_SETTLE_SECONDS)
 
     def _look(self) -> None:
         changed = looked = 0.0
-        while not self._closing.is_set():
+        while not self._here.closing.is_set():
             now = time.monotonic()
             always = now > looked + _ALWAYS_SECONDS
             if always:
@@ -331,9 +309,9 @@ class SpreadTables:
                     if sum(found.table.look(always) for found in self._tables.values()):
                         changed = now
             except MultiversoError as error:
-                if not self._closing.is_set():
+                if not self._here.closing.is_set():
                     log(f"rows at other hosts: {error}")
-            self._closing.wait(_SOON_SECONDS if now < changed + _BUSY_SECONDS else _LATER_SECONDS)
+            self._here.closing.wait(_SOON_SECONDS if now < changed + _BUSY_SECONDS else _LATER_SECONDS)
 
 
 def _hash(of: bytes) -> int:
