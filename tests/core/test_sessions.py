@@ -482,7 +482,7 @@ def test_who_was_lost_first_is_known_before_the_nodes_thread_hears_of_it(monkeyp
     text = "session = Session(node, worker_id, start_timeout_seconds=60)\nsay('ready')\nsignal.pause()\n"
     with Node(3) as node, Worker(node, 0, text) as a, Worker(node, 1, text) as b, Worker(node, 2, text) as c:
         assert [worker.hear() for worker in (a, b, c)] == [["ready"]] * 3
-        monkeypatch.setattr(node._mailbox, "ends", lambda: iter(()))
+        monkeypatch.setattr(node._mailbox, "taken", lambda: iter(()))
         expected = []
         for worker_id, victim in ((2, c), (0, a)):
             victim.process.kill()

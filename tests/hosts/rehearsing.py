@@ -12,7 +12,9 @@ from relay import Relay
 
 from multiverso.hosts.roster import Roster
 from multiverso.launch.rehearsing import hosts_here
+from multiverso.layout import words as at
 from multiverso.runtime import Node, Session
+from multiverso.runtime.node.deaths import Ended
 
 HOW_FAR = (
     *(
@@ -48,7 +50,9 @@ class Rehearsal:
     def lose(self, worker_id: int) -> None:
         """Does what the node does when a worker's process is gone."""
         node = self.nodes[self.roster.host_of(worker_id)]
-        node._mailbox.post_end("lost", worker_id, node._members.attached[worker_id].connection.life)
+        life = node._members.attached[worker_id].connection.life
+        assert life is not None
+        node._mailbox.post(Ended(worker_id, life, at.LOST))
 
     def show_rounds(self) -> None:
         """Prints how far each host is in the rounds of synchronous tables."""

@@ -7,7 +7,6 @@ import itertools
 import os
 import socket
 import threading
-from typing import Any
 
 from multiverso.deadline import Deadline
 from multiverso.errors import StartupError
@@ -33,7 +32,6 @@ def main(descriptor: int, workers: int, on_lost: str) -> None:
     os.chdir("/")
     listener = socket.socket(fileno=descriptor)
     listener.set_inheritable(False)
-    emptied = threading.Event()
     secret = os.environ.get(SECRET_VARIABLE) or None
     other_hosts = None
     if text:
@@ -41,15 +39,9 @@ def main(descriptor: int, workers: int, on_lost: str) -> None:
         from multiverso.runtime.several_hosts.other_hosts import other_hosts_of
 
         other_hosts = other_hosts_of(Roster.from_text(text), int(port) if port else None)
-    options: dict[str, Any] = {
-        "listener": listener,
-        "secret": secret,
-        "linger": emptied.set,
-        "other_hosts": other_hosts,
-    }
     with listener.dup() as door:
         try:
-            node = Node(workers, on_lost=on_lost, **options)
+            node = Node(workers, on_lost=on_lost, listener=listener, secret=secret, other_hosts=other_hosts)
         except StartupError as error:
             log(str(error))
             _say_why(door, error)
@@ -58,13 +50,14 @@ def main(descriptor: int, workers: int, on_lost: str) -> None:
         if not node.wait(_FIRST_WORKER_SECONDS) and not node.live_workers():
             return
         while True:
-            emptied.clear()
-            if node.live_workers():
-                emptied.wait()
+            while node.live_workers():
+                node.wait(_FIRST_WORKER_SECONDS)
             if other_hosts is not None:
                 node.stay()
                 return
-            if not _someone_comes(node):
+            with contextlib.suppress(KeyboardInterrupt):
+                threading.Event().wait(_LINGER_SECONDS)
+            if not node.live_workers():
                 return
 
 
@@ -86,10 +79,3 @@ def _say_why(door: socket.socket, error: StartupError) -> None:
                 connection.settimeout(_ANSWER_SECONDS)
                 messages.receive(connection)  # what is unread at the end would take our word with it
                 messages.send(connection, answer)
-
-
-def _someone_comes(node: Node) -> bool:
-    pause = threading.Event()
-    with contextlib.suppress(KeyboardInterrupt):
-        pause.wait(_LINGER_SECONDS)
-    return bool(node.live_workers())

@@ -4,95 +4,45 @@ The worker's side is ``liveness.py``. The kernel releases a robust mutex when it
 and wakes whatever sleeps on it, within a millisecond. A worker that does not hold its mutex yet is known by its
 process alone, and that by a descriptor (pidfd) which is readable once the process has ended.
 
-What watches posts to the node's thread, in its mailbox, as all other threads do.
+What watches posts it to the node's thread.
 """
 
 from __future__ import annotations
 
 import os
-import queue
 import select
 import threading
-from collections.abc import Callable, Iterator
-from typing import Any, Literal
+from collections.abc import Callable
+from dataclasses import dataclass
 
 from multiverso.layout import words as at
 from multiverso.memory import mutex
 from multiverso.runtime.job.control import Control
-from multiverso.wake import Wake
-
-End = Literal["left", "lost", "absent"]
-
-
-class Mailbox:
-    """Any thread posts; the node's thread reads. Owner: the node's maker opens and closes it."""
-
-    def __init__(self) -> None:
-        self._ends: queue.SimpleQueue[tuple[End, int, int]] = queue.SimpleQueue()
-        self._orders: queue.SimpleQueue[Any] = queue.SimpleQueue()
-        self._wake: Wake | None = None
-
-    def open(self) -> None:
-        """Makes the socket. What is posted before is not lost."""
-        self._wake = Wake()
-
-    def close(self) -> None:
-        """Closes it; later posts are dropped."""
-        if self._wake is not None:
-            self._wake.close()
-
-    def fileno(self) -> int:
-        """The descriptor that is readable while something was posted."""
-        assert self._wake is not None
-        return self._wake.fileno()
-
-    def poke(self) -> None:
-        """Wakes the node's thread, to look at what has changed."""
-        if self._wake is not None:
-            self._wake.set()
-
-    def post_order(self, order: Any) -> None:
-        """Posts what is to be done: an order of the coordinator's, or something to call."""
-        self._orders.put(order)
-        self.poke()
-
-    def post_end(self, how: End, worker_id: int, life: int = 0) -> None:
-        """Posts how a worker's life has ended, or that its process is gone for good (``"absent"``)."""
-        self._ends.put((how, worker_id, life))
-        self.poke()
-
-    def clear(self) -> None:
-        """Before reading: what is posted from here on wakes the node's thread again."""
-        assert self._wake is not None
-        self._wake.clear()
-
-    def orders(self) -> Iterator[Any]:
-        """Yields the orders there are, each once."""
-        while not self._orders.empty():
-            yield self._orders.get()
-
-    def ends(self) -> Iterator[tuple[End, int, int]]:
-        """Yields how lives have ended, each once: what happened, to which worker, in which of its lives."""
-        while not self._ends.empty():
-            yield self._ends.get()
-
 
 _LOOK_SECONDS = 1.0
+
+
+@dataclass(frozen=True)
+class Ended:
+    """A worker's life lock is released: it has left, or is lost (``how``: `at.GONE`, `at.LOST`)."""
+
+    worker_id: int
+    life: int
+    how: int
 
 
 class Deaths:
     """Watches the workers of this host.
 
     Args:
-        mailbox: gets ``"left"`` or ``"lost"`` when a worker's life lock is released.
+        post: gets what has `Ended`; by any thread.
         closing: whether the node is about to end; called by any thread.
 
     Owner: the node's maker opens it, and joins its threads; all else is the node's thread's.
     """
 
-    def __init__(self, mailbox: Mailbox, closing: Callable[[], bool]) -> None:
-        self._mailbox = mailbox
-        self._closing = closing
+    def __init__(self, post: Callable[[Ended], None], closing: Callable[[], bool]) -> None:
+        self._post, self._closing = post, closing
         self._poll: select.epoll | None = None
         self._processes: dict[int, tuple[int, int]] = {}  # by descriptor: a worker's number and its process
         self._watchers: list[threading.Thread] = []
@@ -140,9 +90,24 @@ class Deaths:
         self._withdrawn.add(life)
 
     def _await_end(self, control: Control, worker_id: int, life: int) -> None:
-        how = await_end(control, worker_id, self._closing, lambda: life in self._withdrawn)
-        if how is not None:
-            self._mailbox.post_end(how, worker_id, life)
+        """Sleeps until a worker's life lock is released or its owner is dead, and says so to all who wait."""
+        address = control.block(worker_id) + at.LIFE
+        code = mutex.TIMED_OUT
+        while code == mutex.TIMED_OUT and not self._closing():
+            code = mutex.lock(address, _LOOK_SECONDS)
+        if code == mutex.TIMED_OUT:
+            return
+        left = False
+        if code in (0, mutex.OWNER_DEAD):  # it is held
+            if code == mutex.OWNER_DEAD:
+                mutex.recover(address)
+            left = control.participation(worker_id) == at.LEFT
+            mutex.unlock(address)
+        if life not in self._withdrawn:
+            # the word is set here and now: waiters must not depend on what else the node has to do
+            how = at.GONE if left else at.LOST
+            control.settle(worker_id, how)
+            self._post(Ended(worker_id, life, how))
 
     # -- by their process ------------------------------------------------------------------------------------
 
@@ -181,38 +146,3 @@ class Deaths:
     def _forget(self, descriptor: int) -> None:
         del self._processes[descriptor]
         os.close(descriptor)  # and epoll forgets it
-
-
-def await_end(
-    control: Control, worker_id: int, closing: Callable[[], bool], withdrawn: Callable[[], bool]
-) -> Literal["left", "lost"] | None:
-    """Sleeps until a worker's life lock is released or its owner is dead, and says so to all who wait.
-
-    Args:
-        control: the control segment of its run.
-        worker_id: which worker.
-        closing: whether the node is about to end.
-        withdrawn: whether the mutex is given back by a worker that is not lost.
-
-    Returns:
-        How it ended; None where it has not, or where that means nothing.
-    """
-    address = control.block(worker_id) + at.LIFE
-    code = mutex.TIMED_OUT
-    while code == mutex.TIMED_OUT and not closing():
-        code = mutex.lock(address, _LOOK_SECONDS)
-    if code == mutex.TIMED_OUT:
-        return None
-    if code == mutex.OWNER_DEAD:
-        mutex.recover(address)
-    is_held = code in (0, mutex.OWNER_DEAD)
-    if withdrawn():
-        if is_held:
-            mutex.unlock(address)
-        return None
-    left = is_held and control.participation(worker_id) == at.LEFT
-    if is_held:
-        mutex.unlock(address)
-    # the word is set here and now: waiters must not depend on what else the node has to do
-    control.settle(worker_id, at.GONE if left else at.LOST)
-    return "left" if left else "lost"

@@ -7,6 +7,7 @@ that worker's life lock, which the operating system releases within a millisecon
 from __future__ import annotations
 
 import os
+import queue
 import select
 import socket
 import sys
@@ -14,7 +15,7 @@ import threading
 import time
 import traceback
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from multiverso.errors import StartupError
@@ -22,14 +23,50 @@ from multiverso.in_process import InProcess
 from multiverso.layout import words as at
 from multiverso.node_log import log
 from multiverso.runtime.node.connection import Connection
-from multiverso.runtime.node.deaths import Deaths, Mailbox
+from multiverso.runtime.node.deaths import Deaths, Ended
 from multiverso.runtime.node.entrance import Entrance
 from multiverso.runtime.node.hosts import Hosts
 from multiverso.runtime.node.membership import Membership
 from multiverso.runtime.node.requests import Requests
+from multiverso.wake import Wake
 from multiverso.wire import messages
 
 _nodes: weakref.WeakSet[Node] = weakref.WeakSet()
+
+
+class Mailbox:
+    """What the node's thread is to do. Any thread posts. Owner: the node's maker opens and closes it."""
+
+    def __init__(self) -> None:
+        self._posted: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self._wake: Wake | None = None
+
+    def open(self) -> None:
+        """Makes the socket. What is posted before is not lost."""
+        self._wake = Wake()
+
+    def close(self) -> None:
+        """Closes it; later posts are dropped."""
+        if self._wake is not None:
+            self._wake.close()
+
+    def fileno(self) -> int:
+        """The descriptor that is readable while something was posted."""
+        assert self._wake is not None
+        return self._wake.fileno()
+
+    def post(self, what: Any) -> None:
+        """Posts what has `Ended`, an order of the coordinator's, or something to call."""
+        self._posted.put(what)
+        if self._wake is not None:
+            self._wake.set()
+
+    def taken(self) -> Iterator[Any]:
+        """Yields what there is, each once."""
+        assert self._wake is not None
+        self._wake.clear()
+        while not self._posted.empty():
+            yield self._posted.get()
 
 
 class Node(InProcess):
@@ -41,7 +78,6 @@ class Node(InProcess):
         name: the abstract socket name to listen on; a fresh one by default.
         listener: an already listening socket, instead of ``name``.
         secret: what a worker has to know where users cannot be told apart; this user's own by default.
-        linger: called when the last worker has gone, in the node's thread.
         other_hosts: of a job on several hosts (`several_hosts.other_hosts`); the node closes it.
         replaces: whether, where the others continue, a new process may take the place of a worker that died: it has the
             same number, and finds the tables as they are.
@@ -54,6 +90,7 @@ class Node(InProcess):
     """
 
     _over = True  # nothing has begun
+    _members: Membership  # once there is memory
     _poll: select.epoll  # the serving thread's, from its beginning
 
     def __init__(
@@ -64,7 +101,6 @@ class Node(InProcess):
         name: str | None = None,
         listener: socket.socket | None = None,
         secret: str | None = None,
-        linger: Callable[[], None] | None = None,
         other_hosts: Hosts | None = None,
         replaces: bool = False,
     ) -> None:
@@ -72,16 +108,13 @@ class Node(InProcess):
             raise StartupError(f"a job has 1 to {at.MAX_WORKERS} workers, on all its hosts together; got {workers}")
         if on_lost not in ("stop", "continue"):
             raise StartupError(f"on_lost is 'stop' or 'continue'; got {on_lost!r}")
-        self._linger = linger
         self._started, self._closing = threading.Event(), threading.Event()
         self._emptied = threading.Condition()
         self._mailbox = Mailbox()
         self._entrance = Entrance(listener, secret)
-        self._deaths = Deaths(self._mailbox, self._closing.is_set)
+        self._deaths = Deaths(self._mailbox.post, self._closing.is_set)
         self._connections: dict[int, Connection] = {}
         self.hosts = other_hosts or Hosts()
-        self._membership: Membership | None = None
-        self._served: Requests | None = None
         self._failed: Exception | None = None
         self._thread = threading.Thread(target=self._serve, name="multiverso-node", daemon=True)
         self._over = False
@@ -91,9 +124,9 @@ class Node(InProcess):
             self.address = self._entrance.address
             self._mailbox.open()
             self._deaths.open()
-            self.hosts.meet(self._mailbox.post_order, self.address)
-            self._membership = Membership(workers, on_lost, self._deaths, self.hosts, replaces)
-            self._served = Requests(self._entrance, self._membership, time.monotonic(), self.hosts)
+            self.hosts.meet(self._mailbox.post, self.address)
+            self._members = Membership(workers, on_lost, self._deaths, self.hosts, replaces)
+            self._requests = Requests(self._entrance, self._members, time.monotonic(), self.hosts)
             self._thread.start()
             self._started.wait()
             if self._failed is not None:
@@ -102,16 +135,6 @@ class Node(InProcess):
             self.close()
             raise
         _nodes.add(self)
-
-    @property
-    def _members(self) -> Membership:
-        assert self._membership is not None
-        return self._membership
-
-    @property
-    def _requests(self) -> Requests:
-        assert self._served is not None
-        return self._served
 
     # -- for its owner ---------------------------------------------------------------------------------------
 
@@ -163,7 +186,12 @@ class Node(InProcess):
 
     def absent(self, worker_id: int) -> None:
         """Notes that a worker's process has ended and none replaces it: the others need not wait for it any more."""
-        self._mailbox.post_end("absent", worker_id)
+
+        def note() -> None:
+            self._members.absent(worker_id)
+            self.hosts.look()
+
+        self._mailbox.post(note)
 
     def live_workers(self) -> list[int]:
         """Returns the workers that are attached now."""
@@ -174,7 +202,7 @@ class Node(InProcess):
         if self._over:
             return
         self._closing.set()
-        self._mailbox.poke()
+        self._mailbox.post(lambda: None)
         if threading.current_thread() is self._thread:
             return
         if self._thread.ident is None:  # an exception came before it began
@@ -233,13 +261,11 @@ class Node(InProcess):
         for connection in self._connections.values():
             connection.socket.close()
         self._deaths.close()
-        if self._membership is not None:
-            self._membership.end()
+        if hasattr(self, "_members"):
+            self._members.end()
         # those that wait for the workers to go must not wait forever after a failure of this thread
         with self._emptied:
             self._emptied.notify_all()
-        if self._linger is not None:
-            self._linger()
 
     def _read(self, connection: Connection) -> None:
         """Serves one message. Whatever goes wrong concerns this connection only."""
@@ -275,19 +301,15 @@ class Node(InProcess):
     # -- what other threads have found out -------------------------------------------------------------------
 
     def _take_posted(self) -> None:
-        self._mailbox.clear()
-        for order in self._mailbox.orders():
-            if callable(order):
-                order()
+        for what in self._mailbox.taken():
+            if isinstance(what, Ended):
+                worker = self._members.attached.get(what.worker_id)
+                if worker is not None and worker.connection.life == what.life:
+                    self._settle(what.worker_id, what.how)
+            elif callable(what):
+                what()
             else:
-                self.hosts.obey(order, self._members, self._closing.set)
-        for how, worker_id, life in self._mailbox.ends():
-            worker = self._members.attached.get(worker_id)
-            if how == "absent":
-                self._members.absent(worker_id)
-                self.hosts.look()
-            elif worker is not None and worker.connection.life == life:
-                self._settle(worker_id, at.GONE if how == "left" else at.LOST)
+                self.hosts.obey(what, self._members, self._closing.set)
 
     def _hear_out(self, connection: Connection) -> None:
         """Serves what a worker said before its end, which its life lock may report before its messages are read."""
@@ -308,8 +330,6 @@ class Node(InProcess):
         if not self._members.attached:
             with self._emptied:
                 self._emptied.notify_all()
-            if self._linger is not None:
-                self._linger()
 
 
 def _after_fork_in_child() -> None:

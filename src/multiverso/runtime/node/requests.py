@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from dataclasses import dataclass
 from typing import Any
 
 from multiverso.errors import MultiversoError, StartupError
@@ -24,93 +25,82 @@ _LIVENESS = {at.ALIVE: "alive", at.LOST: "lost"}
 _UNKNOWN = {"program": "", "cpu_seconds": 0.0, "resident_bytes": 0, "logged": None}
 
 
-def status_of(address: str, began: float, members: Membership, hosts: Hosts) -> dict[str, Any]:
-    """Returns the job's workers, their waits, the tables with each worker's statistics, and the ways to other hosts.
-
-    Args:
-        address: of the node.
-        began: when it did (``time.monotonic()``).
-        members: who is in the job.
-        hosts: those of the job.
-    """
-    control, catalogue = members.control, members.catalogue
-    remote, notes = hosts.remote_statistics(), hosts.remote_notes()
-    graph = catalogue.wait_graph()
-    now = time.monotonic_ns()
-    logged = catalogue.memory(MEMORY)
-    workers = []
-    for worker in graph.workers.values():
-        wait = worker.wait
-        workers.append(
-            {
-                "id": worker.worker_id,
-                "pid": worker.pid,
-                "host": worker.host or None,
-                "state": "left" if worker.has_left else _LIVENESS.get(worker.liveness, "free"),
-                "waiting_for": graph.name_of(wait) if wait else None,
-                "waiting_seconds": (now - wait.since_ns) / 1e9 if wait else 0.0,
-                "needs": graph.missing(wait) if wait else [],
-                "waited_seconds": control.waited_seconds(worker.worker_id),
-                "incarnation": worker.incarnation,
-                "checkpoint": control.checkpoint(worker.worker_id),
-                **(note_of(worker, logged) if worker.host == control.here else notes.get(worker.worker_id, _UNKNOWN)),
-            }
-        )
-    tables = [
-        {
-            "id": table_id,
-            "name": shard.spec.name,
-            "kind": shard.spec.kind,
-            "shape": list(shard.spec.shape),
-            "dtype": shard.spec.dtype,
-            "updater": shard.spec.updater,
-            "rounds": shard.committed,
-            "workers": {i: shard.statistics(i) for i in sorted(graph.workers) if i < shard.workers}
-            | dict(remote.get(table_id, {})),
-        }
-        for table_id, shard in catalogue.shards.items()
-        if shard.spec.part_of is None
-    ]
-    for called, table in catalogue.keyed_tables(sorted(graph.workers)).items():
-        there = {worker: dict(counts) for worker, counts in remote.get(called, {}).items()}
-        rows, columns = table["shape"]
-        shape = [rows + sum(int(counts.pop("rows", 0)) for counts in there.values()), columns]
-        tables.append(table | {"shape": shape, "workers": table["workers"] | there})
-    return {
-        "address": address,
-        "host": control.here or None,
-        "job": hosts.job,
-        "leads": hosts.leads,
-        "workers_num": members.workers_num,
-        "up_seconds": time.monotonic() - began,
-        "memory_bytes": members.memory_bytes,
-        "lost": control.lost(),
-        "workers": workers,
-        "tables": tables,
-        "links": hosts.links(),
-        "publications": hosts.remote_publications(),
-    }
-
-
+@dataclass(frozen=True)
 class Requests:
     """Owner: the node's thread.
 
-    Args:
+    Attributes:
         entrance: where the processes came from.
         members: who is in the job.
         began: when the node did (``time.monotonic()``).
         hosts: those of the job.
     """
 
-    def __init__(self, entrance: Entrance, members: Membership, began: float, hosts: Hosts) -> None:
-        self._entrance = entrance
-        self._members = members
-        self._began = began
-        self._hosts = hosts
+    entrance: Entrance
+    members: Membership
+    began: float
+    hosts: Hosts
 
     def status(self) -> dict[str, Any]:
-        """Returns what ``multiverso top`` shows: workers, what they wait for, tables and their statistics."""
-        return status_of(self._entrance.address, self._began, self._members, self._hosts)
+        """Returns what ``multiverso top`` shows: workers and their waits, tables with statistics, ways to hosts."""
+        control, catalogue = self.members.control, self.members.catalogue
+        remote, notes = self.hosts.remote_statistics(), self.hosts.remote_notes()
+        graph = catalogue.wait_graph()
+        now = time.monotonic_ns()
+        logged = catalogue.memory(MEMORY)
+        workers = []
+        for worker in graph.workers.values():
+            wait, is_here = worker.wait, worker.host == control.here
+            note = note_of(worker, logged) if is_here else notes.get(worker.worker_id, _UNKNOWN)
+            workers.append(
+                {
+                    "id": worker.worker_id,
+                    "pid": worker.pid,
+                    "host": worker.host or None,
+                    "state": "left" if worker.has_left else _LIVENESS.get(worker.liveness, "free"),
+                    "waiting_for": graph.name_of(wait) if wait else None,
+                    "waiting_seconds": (now - wait.since_ns) / 1e9 if wait else 0.0,
+                    "needs": graph.missing(wait) if wait else [],
+                    "waited_seconds": control.waited_seconds(worker.worker_id),
+                    "incarnation": worker.incarnation,
+                    "checkpoint": control.checkpoint(worker.worker_id),
+                    **note,
+                }
+            )
+        tables = [
+            {
+                "id": table_id,
+                "name": shard.spec.name,
+                "kind": shard.spec.kind,
+                "shape": list(shard.spec.shape),
+                "dtype": shard.spec.dtype,
+                "updater": shard.spec.updater,
+                "rounds": shard.committed,
+                "workers": {i: shard.statistics(i) for i in sorted(graph.workers) if i < shard.workers}
+                | dict(remote.get(table_id, {})),
+            }
+            for table_id, shard in catalogue.shards.items()
+            if shard.spec.part_of is None
+        ]
+        for called, table in catalogue.keyed_tables(sorted(graph.workers)).items():
+            there = {worker: dict(counts) for worker, counts in remote.get(called, {}).items()}
+            rows, columns = table["shape"]
+            shape = [rows + sum(int(counts.pop("rows", 0)) for counts in there.values()), columns]
+            tables.append(table | {"shape": shape, "workers": table["workers"] | there})
+        return {
+            "address": self.entrance.address,
+            "host": control.here or None,
+            "job": self.hosts.job,
+            "leads": self.hosts.leads,
+            "workers_num": self.members.workers_num,
+            "up_seconds": time.monotonic() - self.began,
+            "memory_bytes": self.members.memory_bytes,
+            "lost": control.lost(),
+            "workers": workers,
+            "tables": tables,
+            "links": self.hosts.links(),
+            "publications": self.hosts.remote_publications(),
+        }
 
     def answer(self, connection: Connection, message: Message) -> None:
         """Does what is asked for, now or when others have asked too, or says why it cannot be."""
@@ -128,20 +118,20 @@ class Requests:
             connection.refuse(message.get("id"), StartupError(f"the node cannot read this request ({error!r}): {text}"))
 
     def _answer(self, connection: Connection, request: asked.Request) -> None:
-        members = self._members
+        members = self.members
         match request:
             case asked.Hello():
                 connection.reply(request.id, {})
             case asked.Challenge():
-                self._entrance.challenge(connection, request)
+                self.entrance.challenge(connection, request)
             case asked.Prove():
-                self._entrance.prove(connection, request)
+                self.entrance.prove(connection, request)
             case asked.Status():
                 connection.reply(request.id, {"status": self.status()})
             case asked.Look():
                 _look(connection, request, members.catalogue, members.memory)
             case asked.Find():
-                connection.reply(request.id, self._hosts.find(request.name))
+                connection.reply(request.id, self.hosts.find(request.name))
             case asked.Attach():
                 members.attach(connection, request)
             case asked.Ready():
@@ -168,7 +158,7 @@ class Requests:
                 if connection.worker_id is not None:
                     members.creations.cancel(connection, request.why)
             case _:
-                self._hosts.answer(connection, request)
+                self.hosts.answer(connection, request)
 
 
 def _look(connection: Connection, request: asked.Look, catalogue: Catalogue, descriptor: int) -> None:
