@@ -50,7 +50,7 @@ class Rehearsal:
     def lose(self, worker_id: int) -> None:
         """Does what the node does when a worker's process is gone."""
         node = self.nodes[self.roster.host_of(worker_id)]
-        life = node._members.attached[worker_id].connection.life
+        life = node._members.attached[worker_id].life
         assert life is not None
         node._mailbox.post(Ended(worker_id, life, at.LOST))
 

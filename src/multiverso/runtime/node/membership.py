@@ -17,10 +17,10 @@ from multiverso.runtime.job.options import begun_twice, differ, too_late
 from multiverso.runtime.job.wait_graph import names
 from multiverso.runtime.node.catalogue import Catalogue
 from multiverso.runtime.node.connection import Connection
-from multiverso.runtime.node.creation import Creations, lost_error
+from multiverso.runtime.node.creation import lost_error
 from multiverso.runtime.node.deaths import Deaths
 from multiverso.runtime.node.hosts import Hosts
-from multiverso.runtime.node.numbers import Attached, Numbers, is_child
+from multiverso.runtime.node.numbers import Numbers, is_child
 from multiverso.wire import messages
 from multiverso.wire.messages import Message
 from multiverso.wire.requests import Attach, Ready, Withdraw
@@ -49,7 +49,6 @@ class JobMemory:
         self, workers_num: int | None, continues: bool, hosts: Hosts, comes_again: Callable[[int], bool]
     ) -> None:
         capacity = workers_num or _ELASTIC_CAPACITY
-        self._held = False
         self.heap = Heap("job")
         try:
             self.control_bytes = at.control_bytes(capacity)
@@ -68,14 +67,12 @@ class JobMemory:
     def hold(self) -> None:
         """Takes the mutex that says that the node lives: its thread's end is the node's death."""
         mutex.lock(self.control.address + at.NODE_LIFE, 1.0)
-        self._held = True
 
     def close(self) -> None:
         """Frees the memory; those that still wait in it see that the node is gone."""
         self.heap.close()
-        if self._held:
+        if mutex.is_ours(self.control.address + at.NODE_LIFE):
             mutex.unlock(self.control.address + at.NODE_LIFE)
-            self._held = False
 
 
 BARRIERS = (0, "barriers")  # beside the tables, whose numbers begin at 1
@@ -123,8 +120,9 @@ class Membership:
         replaces: whether, where the others continue, a new process may take the place of a worker that died.
 
     Attributes:
-        attached: the workers that are there, by number.
+        attached: the processes of the workers that are there, by number.
         had_workers: whether one has come in this run.
+        memory, control, catalogue, creations: of this run, see `JobMemory`.
     """
 
     def __init__(
@@ -133,7 +131,7 @@ class Membership:
         self.workers_num = workers_num
         self._replaces = replaces
         self._incarnations: dict[int, int] = {}  # how often a number has got a new process
-        self.attached: dict[int, Attached] = {}
+        self.attached: dict[int, Connection] = {}
         self.had_workers = False
         self._on_lost = on_lost
         self._deaths = deaths
@@ -149,12 +147,12 @@ class Membership:
     def _begin(self) -> None:
         """A new run: fresh control segment, no tables."""
         replaces, ended = (self._replaces, self._ended)  # not self: a cycle would keep the memory until a collection
-        self._memory = JobMemory(
-            self.workers_num,
-            self._on_lost == "continue",
-            self._hosts,
-            lambda worker_id: replaces and worker_id not in ended,
-        )
+
+        def comes_again(worker_id: int) -> bool:
+            return replaces and worker_id not in ended
+
+        self.memory = memory = JobMemory(self.workers_num, self._on_lost == "continue", self._hosts, comes_again)
+        self.control, self.catalogue, self.creations = memory.control, memory.catalogue, memory.creations
         self._numbers = Numbers(
             self.control, self.catalogue, self.local, self.attached, self.workers_num is not None, self._replaces
         )
@@ -166,38 +164,19 @@ class Membership:
         self._agreed = False  # whether all hosts' first workers have come with the same options
 
     @property
-    def control(self) -> Control:
-        """The control segment of this run."""
-        return self._memory.control
-
-    @property
-    def catalogue(self) -> Catalogue:
-        """Its tables."""
-        return self._memory.catalogue
-
-    @property
-    def creations(self) -> Creations:
-        """Those in the making."""
-        return self._memory.creations
-
-    @property
     def local(self) -> Sequence[int]:
         """The workers of this host."""
         return self._hosts.local(self.control.capacity)
 
-    def hold(self) -> None:
-        """Takes the mutex that says that the node lives: its thread's end is the node's death."""
-        self._memory.hold()
-
     def _restart(self) -> None:
         """All workers have left, and call `init` again: nothing of the last job is left."""
-        old = self._memory
+        old = self.memory
         if self._replaces:
             self._missed |= set(self.control.lost()) - self._ended
         old.catalogue.end_reading()
         self._begin()
         self.had_workers = False
-        self.hold()
+        self.memory.hold()
         old.close()
         for worker_id in self._ended:
             self._mark_absent(worker_id)
@@ -209,20 +188,10 @@ class Membership:
             for worker_id in left:
                 self._note_rounds(worker_id)
             self._tell_rounds()
-        self._memory.close()
+        self.memory.close()
         self.control.notify()
         self.attached.clear()
         self.catalogue.unused = None
-
-    @property
-    def memory(self) -> int:
-        """The descriptor of the job's memory."""
-        return self._memory.heap.descriptor
-
-    @property
-    def memory_bytes(self) -> int:
-        """Shared memory in use."""
-        return self._memory.heap.used
 
     @property
     def mode(self) -> str:
@@ -290,18 +259,18 @@ class Membership:
             self.catalogue.forget(worker_id)
             self.control.admit(worker_id, connection.pid)
         connection.worker_id, connection.life = worker_id, None
-        self.attached[worker_id] = Attached(connection)
+        self.attached[worker_id] = connection
         self._leaving.discard(worker_id)
         self.had_workers = True
         self._deaths.watch_process(worker_id, connection.pid)
         body: Message = {
             "worker_id": worker_id,
             "workers_num": self.workers_num,
-            "control": self._memory.control_bytes,
+            "control": self.memory.control_bytes,
             "incarnation": self._incarnations.get(worker_id, 0) + self._hosts.times_replaced,
             **self._hosts.facts_for_worker(),
         }
-        connection.reply(request.id, body, (self._memory.heap.descriptor,))
+        connection.reply(request.id, body, (self.memory.heap.descriptor,))
 
     def ready(self, connection: Connection, request: Ready) -> None:
         """The worker holds its life lock; it is answered once all are there."""
@@ -314,7 +283,6 @@ class Membership:
         # first, as there may be no thread left for it
         self._deaths.watch_life(self.control, worker_id, self._lives)
         connection.life = self._lives
-        self.attached[worker_id].ready = True
         self._deaths.forget_process(worker_id)  # its life lock reports its end sooner
         self._waiting_ready.append((connection, request))
         self._answer_ready()
@@ -322,9 +290,7 @@ class Membership:
     def _answer_ready(self) -> None:
         lost = self.control.lost()
         if lost and not self.control.continues:
-            for connection, request in self._waiting_ready:
-                connection.refuse(request.id, lost_error(lost, "while the job was starting"))
-            self._waiting_ready.clear()
+            self._refuse_ready(lost_error(lost, "while the job was starting"))
         if self._agreed and not self._missing_at_start():
             for connection, request in self._waiting_ready:
                 connection.reply(request.id, {"ready": True})
@@ -332,7 +298,7 @@ class Membership:
 
     def _missing_at_start(self) -> list[int]:
         """Returns the workers of a fixed-size job that have not come yet."""
-        ready = {i for i, worker in self.attached.items() if worker.ready}
+        ready = {i for i, worker in self.attached.items() if worker.life is not None}
         ready |= {i for i in self._remote if self.control.participation(i) == at.ACTIVE}
         gone = (at.GONE, at.LOST) if self.control.continues else (at.GONE,)
         return [i for i in range(self.workers_num or 0) if i not in ready and self.control.liveness(i) not in gone]
@@ -354,8 +320,7 @@ class Membership:
         if connection.life is not None:
             self._deaths.withdraw(connection.life)
         self.forget(connection)
-        connection.worker_id = connection.life = None
-        self.attached[worker_id] = Attached(connection, withdrawn=True)
+        connection.worker_id = connection.life = None  # but its number is nobody else's yet
         connection.reply(request.id, {"withdrawn": True})
 
     def has_missed(self, worker_id: int) -> bool:
@@ -365,7 +330,7 @@ class Membership:
     def process_ended(self, worker_id: int, pid: int) -> None:
         """A worker's process has ended: if it had its number and no life lock, that is the only sign of it."""
         worker = self.attached.get(worker_id)
-        if worker is not None and worker.connection.pid == pid and worker.connection.life is None:
+        if worker is not None and worker.pid == pid and worker.life is None:
             self.settle(worker_id, at.LOST)
 
     def forget(self, connection: Connection) -> None:
@@ -378,7 +343,7 @@ class Membership:
         """A worker's process has ended; if it never attached, the others need not wait for it."""
         self._ended.add(worker_id)
         if worker_id in self.attached:
-            self.process_ended(worker_id, self.attached[worker_id].connection.pid)
+            self.process_ended(worker_id, self.attached[worker_id].pid)
         self._mark_absent(worker_id)
 
     def _mark_absent(self, worker_id: int) -> None:
@@ -397,8 +362,11 @@ class Membership:
         asked, self._options = self._options, options
         assert asked is not None
         self._refused = differ(asked, options)
+        self._refuse_ready(self._refused)
+
+    def _refuse_ready(self, error: MultiversoError) -> None:
         for connection, request in self._waiting_ready:
-            connection.refuse(request.id, self._refused)
+            connection.refuse(request.id, error)
         self._waiting_ready.clear()
 
     def changed(self, worker_id: int) -> None:
@@ -413,7 +381,7 @@ class Membership:
     def _taken(self, wish: int | None, pid: int) -> str:
         """Returns why there is no place for a process, in words."""
         for worker_id, worker in self.attached.items():
-            parent = worker.connection.pid
+            parent = worker.pid
             if is_child(pid, parent):
                 return (
                     f"process {pid} is a child of worker {worker_id} (process {parent}), whose place in the job it "
@@ -470,7 +438,7 @@ class Membership:
         worker = self.attached.pop(worker_id, None)
         if worker is None:
             return
-        worker.connection.worker_id = worker.connection.life = None
+        worker.worker_id = worker.life = None
         self.control.settle(worker_id, liveness)
         if liveness == at.GONE:
             self._has_left(worker_id)

@@ -235,7 +235,7 @@ class Node(InProcess):
             self._started.set()
 
     def _loop(self, poll: select.epoll) -> None:
-        self._members.hold()
+        self._members.memory.hold()
         self._poll = poll
         entrance, mailbox, deaths = (self._entrance.listener.fileno(), self._mailbox.fileno(), self._deaths.fileno())
         for descriptor in (entrance, mailbox, deaths):
@@ -304,7 +304,7 @@ class Node(InProcess):
         for what in self._mailbox.taken():
             if isinstance(what, Ended):
                 worker = self._members.attached.get(what.worker_id)
-                if worker is not None and worker.connection.life == what.life:
+                if worker is not None and worker.life == what.life:
                     self._settle(what.worker_id, what.how)
             elif callable(what):
                 what()
@@ -320,7 +320,7 @@ class Node(InProcess):
     def _settle(self, worker_id: int, liveness: int) -> None:
         worker = self._members.attached.get(worker_id)
         if self.hosts.several and worker is not None:
-            self._hear_out(worker.connection)
+            self._hear_out(worker)
         self._members.settle(worker_id, liveness)
         self.hosts.look()
         self._notice_end()

@@ -17,15 +17,6 @@ from multiverso.runtime.node.catalogue import Catalogue
 from multiverso.runtime.node.connection import Connection
 
 
-@dataclass
-class Attached:
-    """A worker that has its number, and is ready once it holds its life lock."""
-
-    connection: Connection
-    ready: bool = False
-    withdrawn: bool = False  # its `init` was interrupted; its process is there, and may return
-
-
 @dataclass(frozen=True)
 class Numbers:
     """The numbers of one run of a job.
@@ -34,7 +25,7 @@ class Numbers:
         control: the control segment.
         catalogue: the tables.
         local: the workers of this host.
-        attached: those that are there, by number.
+        attached: the processes of those that are there, by number; one that has withdrawn has given its number back.
         fixed: whether the job has a fixed number of workers, each of which comes once.
         replaces: whether, in such a job, a new process may take the place of a worker that died.
     """
@@ -42,7 +33,7 @@ class Numbers:
     control: Control
     catalogue: Catalogue
     local: Sequence[int]
-    attached: Mapping[int, Attached]
+    attached: Mapping[int, Connection]
     fixed: bool
     replaces: bool
 
@@ -79,8 +70,8 @@ class Numbers:
         return self.local if wanted is None else [wanted]
 
     def _is_free(self, worker_id: int) -> bool:
-        if worker_id in self.attached and self.attached[worker_id].withdrawn:
-            return True
+        if worker_id in self.attached and self.attached[worker_id].worker_id != worker_id:
+            return True  # its `init` was interrupted; its process is there, and may return
         liveness = self.control.liveness(worker_id)
         if liveness == at.FREE:
             return True

@@ -94,7 +94,7 @@ class Requests:
             "leads": self.hosts.leads,
             "workers_num": self.members.workers_num,
             "up_seconds": time.monotonic() - self.began,
-            "memory_bytes": self.members.memory_bytes,
+            "memory_bytes": self.members.memory.heap.used,
             "lost": control.lost(),
             "workers": workers,
             "tables": tables,
@@ -129,7 +129,7 @@ class Requests:
             case asked.Status():
                 connection.reply(request.id, {"status": self.status()})
             case asked.Look():
-                _look(connection, request, members.catalogue, members.memory)
+                _look(connection, request, members.catalogue, members.memory.heap.descriptor)
             case asked.Find():
                 connection.reply(request.id, self.hosts.find(request.name))
             case asked.Attach():
