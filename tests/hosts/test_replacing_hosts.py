@@ -52,7 +52,7 @@ from multiverso.layout import words as at
 from multiverso.runtime import Node, Session
 from multiverso.runtime.collective.reducer import Reducer
 from multiverso.runtime.node import numbers
-from multiverso.runtime.several_hosts.creation import HostCreations
+from multiverso.runtime.several_hosts.exchanged_tables import ExchangedTables
 from multiverso.runtime.several_hosts.other_hosts import OtherHosts
 from multiverso.runtime.several_hosts.this_host import ThisHost
 from multiverso.updaters import adam
@@ -363,14 +363,17 @@ def test_who_comes_again_is_told_where_the_only_one_that_could_make_the_values_w
 
 def test_rounds_go_on_though_the_thread_that_moves_waits_for_values_that_they_bring() -> None:
     """Who asked for a table may have died, so that the others are through a barrier before it has the values."""
-    released: list[int] = []
-    fabric: Any = SimpleNamespace(rounds=SimpleNamespace(release=released.append))
+    done: list[Any] = []
+    orders: list[Any] = []
+    rounds = SimpleNamespace(release=done.append, refill=lambda number, then: then(True))
     roster = Roster(0, ("a", "b"), (1, 1), ("127.0.0.1", 1))
-    catalogue: Any = SimpleNamespace(piece=lambda number: None)
     none: Any = None
-    here = ThisHost(roster, none, catalogue, fabric, none, none, threading.Event())  # nothing is moved in it
-    HostCreations(here, none, none)._enter_rounds(7, True)
-    assert released == [7]
+    fabric: Any = SimpleNamespace(rounds=rounds)
+    here = ThisHost(roster, none, none, fabric, orders.append, none, threading.Event())  # nothing is moved in it
+    ExchangedTables(here, none, none).refill(7, done.append)
+    here._tasks.get()()
+    orders.pop()()
+    assert done == [True, 7], "those who asked are in the rounds, and these go on, though nothing can be moved"
 
 
 def test_a_host_that_came_again_counts_barriers_from_where_its_workers_had_saved(tmp_path: Path) -> None:

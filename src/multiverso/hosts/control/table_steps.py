@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 from msgspec.structs import replace
 
@@ -61,6 +61,13 @@ class _Unused:
     hosts: set[int] = field(default_factory=set)
     closing: bool = False
     waits_for: set[int] | None = None
+
+
+def writers_of(key: Key, spec: dict[str, Any], workers: list[int], masters: list[int]) -> list[int]:
+    """Returns the workers whose initial value counts, in the order of their turns, of those that have asked."""
+    if key[0] == _ORDER and spec.get("initial") == "master":
+        return (masters or workers)[:1]
+    return workers
 
 
 class TableSteps:
@@ -172,10 +179,7 @@ class TableSteps:
             return self._drop(Drop(key, ("TableMismatchError", ""), each))
         workers = sorted(i for other in creation.asked.values() for i in other.workers)
         masters = sorted(i for other in creation.asked.values() for i in other.masters)
-        if key[0] == _ORDER and asked.spec.get("initial") == "master":
-            writers = (masters or workers)[:1]
-        else:
-            writers = workers
+        writers = writers_of(key, asked.spec, workers, masters)
         self._numbers += 1
         self._made[key] = Make(key, self._numbers, asked.spec, asked.mode)
         self.ordered += key[0] == _ORDER

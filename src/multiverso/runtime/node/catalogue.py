@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -76,20 +76,16 @@ class Catalogue:
 
     Attributes:
         ordered: tables made by order, those that are closed included.
-        unused: called, instead of freeing what is closed, with a table that no worker of this host has any more.
     """
 
     def __init__(self, control: Control, heap: Heap) -> None:
         self.ordered = 0
-        self.unused: Callable[[Piece], None] | None = None
         self._control = control
         self._heap = heap
         self._pieces: dict[int, Piece] = {}
         self._readers: dict[int, list[Connection]] = {}  # processes outside the job, by what they look at
         self._number_of: dict[Key, int] = {}
         self._over: set[Key] = set()  # plain memory that is not made again
-        self._tables = 0
-        self._memories = 0
 
     @property
     def shards(self) -> dict[int, Shard]:
@@ -160,14 +156,14 @@ class Catalogue:
         """Returns what has a number."""
         return None if number is None else self._pieces.get(number)
 
-    def make(self, key: Key, spec: Spec, mode: str, number: int | None = None) -> Piece:
+    def make(self, key: Key, spec: Spec, mode: str, number: int) -> Piece:
         """Returns a new piece: zeroed, a table with its header and locks.
 
         Args:
             key: what it is known by.
             spec: what it is.
             mode: the consistency of a table.
-            number: a table's, where another host has chosen it; the next one by default.
+            number: which no other has had: of a table from 1, of plain memory below 0.
 
         Raises:
             OutOfMemoryError: there is no room for it; nothing has changed.
@@ -178,10 +174,9 @@ class Catalogue:
             head = self._map(offset, spec.nbytes, min(spec.nbytes, _MEMORY_HEAD))
             if spec.sparse:
                 self._heap.make_huge(offset, spec.nbytes, sparse=True)
-            self._memories += 1
-            piece = Piece(-self._memories, key, spec, offset, spec.nbytes, head, None)
+            piece = Piece(number, key, spec, offset, spec.nbytes, head, None)
         else:
-            piece = self._make_table(key, spec, mode, number or self._tables + 1)
+            piece = self._make_table(key, spec, mode, number)
         self._pieces[piece.number] = piece
         for known_by in _known_by(key, spec):
             self._number_of[known_by] = piece.number
@@ -198,7 +193,6 @@ class Catalogue:
         # the states' first values lie beyond the head: the rest is mapped for as long as it takes to write them
         whole = self._map(offset, places.size, places.size) if _has_values(spec) else head
         initialise(whole.address, spec, number, workers, consistency.code)
-        self._tables = number
         self._heap.make_huge(offset, places.size)
         shard = Shard(head, spec, workers, consistency.code)
         return Piece(number, key, spec, offset, places.size, head, shard)
@@ -221,12 +215,10 @@ class Catalogue:
             raise
 
     def unlist(self, piece: Piece) -> None:
-        """Forgets a piece that was never ready: its name or place in the order is free again, as is the last number."""
+        """Forgets a piece that was never ready: its name or place in the order is free again."""
         if piece.key[0] == "order":
             self.ordered -= 1
-        if piece.number == self._tables:
-            self._tables -= 1
-        self.remove(piece)
+        self._forget(piece)
 
     def release(self, piece: Piece) -> None:
         """Frees the memory of a piece that is forgotten."""
@@ -245,31 +237,12 @@ class Catalogue:
             piece.shard.withdraw(worker_id)
         self._control.notify()
 
-    def close(self, number: int, worker_id: int) -> None:
-        """A worker has unmapped a piece for good. It may say so twice, when it was interrupted the first time."""
-        piece = self._pieces.get(number)
-        if piece is None or worker_id not in piece.holders:
-            return
-        piece.closing = True
-        self.withdraw(piece, worker_id)
-        self._free_if_unused(piece)
-
-    def dropped(self, worker_id: int) -> None:
-        """A worker has left or is lost: what all others have closed is freed."""
-        for piece in list(self._pieces.values()):
+    def dropped(self, worker_id: int) -> list[Piece]:
+        """A worker has left or is lost; returns what it had."""
+        had = [piece for piece in self._pieces.values() if worker_id in piece.holders]
+        for piece in had:
             piece.holders.discard(worker_id)
-            self._free_if_unused(piece)
-
-    def _free_if_unused(self, piece: Piece) -> None:
-        if piece.holders:
-            return
-        if self.unused is not None and piece.shard is not None:
-            self.unused(piece)
-        elif piece.closing:
-            if isinstance(piece.spec, MemorySpec) and piece.spec.once:
-                self._over.add(piece.key)
-            self.remove(piece)
-            self.release(piece)
+        return had
 
     def lend(self, piece: Piece, reader: Connection) -> None:
         """Notes that a process outside the job reads a piece: it is notified before the piece goes."""
@@ -284,6 +257,11 @@ class Catalogue:
 
     def remove(self, piece: Piece) -> None:
         """Forgets a piece; its number, and its place in the order, are not given to another. Its memory stays."""
+        if isinstance(piece.spec, MemorySpec) and piece.spec.once:
+            self._over.add(piece.key)
+        self._forget(piece)
+
+    def _forget(self, piece: Piece) -> None:
         del self._pieces[piece.number]
         for known_by in _known_by(piece.key, piece.spec):
             if self._number_of[known_by] == piece.number:  # its name may be another's by now

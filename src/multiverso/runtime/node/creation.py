@@ -1,28 +1,44 @@
-"""How tables come to be: by order (collective) or by name (create or attach), and whose initial value counts.
+"""How tables come to be, by order (collective) or by name (create or attach), whose initial value counts, and the end.
 
 Where reads wait for others (rounds, clocks) a table that has a name is made by order, too, or whoever opens it late
 would be in fewer rounds, unseen. Its name attaches a worker that has it to it once more, and one in a dead one's place.
 
-A creation goes through three states. *Gathering*: by order, until every live worker has asked; by name the first
-is enough. *Writing*: the memory is there, and the workers whose initial value counts write it, one after another,
-so that a sum has one order. *Ready*: everybody is answered, and the creation is over.
+A creation goes through the steps of `hosts.control.table_steps`. This host *asks* once its workers have: by order,
+every live one; by name the first is enough. It *makes* the memory when all hosts have asked, and lets its own of the
+workers whose initial value counts write it, one after another, so that a sum has one order. On several hosts it then
+*joins* the exchange between them, and *pushes* what was written. Everyone is answered when all hosts have done so and
+the rest was taken.
 
 A worker whose call is interrupted is as one that has not asked. By order the others then wait for it to ask
 again, as they would have before; by name the next one's value counts. What had been written is cleared.
+
+What all have closed goes in two steps, as no host may wait for the answer of one that has released it: when no worker
+of any host has it, all are told to *part* with it (its name is free, and nothing waits for its values any more), and
+when all have, to *free* it.
+
+Who says what comes next? The coordinator; and this host itself of what nobody else has: plain memory, and everything of
+a job on one.
 """
 
 from __future__ import annotations
 
+import functools
+import itertools
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from multiverso.errors import MultiversoError, OutOfMemoryError, TableMismatchError, WorkerLostError
+from multiverso import errors
+from multiverso.errors import MultiversoError, NotInThisJobError, OutOfMemoryError, TableMismatchError, WorkerLostError
+from multiverso.hosts.control import messages
+from multiverso.hosts.control.messages import Begin, Done, Drop, Free, Make, Part, Parted, Unused, Used, Withdraw
+from multiverso.hosts.control.table_steps import writers_of
+from multiverso.layout import words as at
 from multiverso.runtime.job.control import Control
 from multiverso.runtime.job.wait_graph import names
 from multiverso.runtime.node.catalogue import Catalogue, Key, Piece, Spec, words
 from multiverso.runtime.node.connection import Connection
-from multiverso.spec.table import TableSpec
+from multiverso.spec.table import MemorySpec, TableSpec
 from multiverso.wire.requests import Create, MemoryRequest
 
 
@@ -46,11 +62,11 @@ class Creation:
     """A table or plain memory that is being made. Owner: the node's thread.
 
     Attributes:
-        waiting: the workers that have asked, and what for.
+        waiting: the workers of this host that have asked, and what for.
         piece: the memory, once it is there.
-        creators: by name, the workers whose value counts: they were there when it was made.
-        step: what is being done: ``"ask"`` (the other hosts), ``"make"``, ``"write"``, or ``"join"`` (what follows
-            between hosts); None: workers of this host still ask.
+        writers: the workers whose initial value counts, of all hosts, in the order of their turns.
+        step: what is being done: ``"ask"`` (the other hosts), ``"write"``, or ``"join"`` (what follows between hosts);
+            None: workers of this host still ask.
         turns: the workers that still have to write; None before the first has been let in.
         turn_of: the worker that writes now.
         written: whether a worker has written, so that the next first one has to clear the memory.
@@ -59,7 +75,7 @@ class Creation:
     key: Key
     waiting: dict[int, Asked] = field(default_factory=dict)
     piece: Piece | None = None
-    creators: list[int] = field(default_factory=list)
+    writers: list[int] = field(default_factory=list)
     step: str | None = None
     turns: deque[int] | None = None
     turn_of: int | None = None
@@ -71,23 +87,70 @@ class Creation:
         return self.key[0] == "order"
 
 
+class Exchange:
+    """What moves a table's values between hosts, as a job on one has it; on several, `ExchangedTables` does.
+
+    Attributes:
+        several: whether there are other hosts.
+        name: what errors call this one.
+    """
+
+    several = False
+    name = ""
+
+    def report(self, *reports: messages.Report) -> None:
+        """Reports to the coordinator, after what this host's workers have done so far."""
+        raise AssertionError("there is nobody to report to")
+
+    def move(self, step: str, piece: Piece, then: Callable[[], None]) -> None:
+        """Does a step of a table's life between the hosts, then calls ``then`` in the node's thread.
+
+        Args:
+            step: ``"join"``, ``"push"`` or ``"finish"``, as in `messages.Begin`; ``"part"``: nothing waits for its
+                values any more; ``"free"``: it leaves the exchange.
+            piece: the table.
+            then: what is to be done after that.
+        """
+        then()
+
+    def refill(self, number: int, then: Callable[[bool], None]) -> None:
+        """Holds a synchronous table's rounds with its values here, calls ``then`` as above, and lets them continue."""
+
+
+_NOTHING_TO_MOVE = Exchange()
+
+
 class Creations:
-    """Everything of a job that is being made. Owner: the node's thread.
+    """Everything of a job that is being made on this host. Owner: the node's thread.
 
     Args:
         catalogue: what has been made.
         control: the job's control segment.
         fixed: whether the number of workers is fixed, so that creation by order can be collective.
-        local: the workers of this host, in a job on several; None: all are.
+        local: the workers of this host.
+        exchange: the way to the other hosts.
     """
 
-    def __init__(self, catalogue: Catalogue, control: Control, fixed: bool, local: Sequence[int] | None = None) -> None:
+    def __init__(
+        self,
+        catalogue: Catalogue,
+        control: Control,
+        fixed: bool,
+        local: Sequence[int],
+        exchange: Exchange = _NOTHING_TO_MOVE,
+    ) -> None:
         self._catalogue = catalogue
         self._control = control
         self._fixed = fixed
-        self._local: Sequence[int] = range(control.capacity) if local is None else local
+        self._local = local
+        self._exchange = exchange
         self._creations: dict[Key, Creation] = {}
         self._doomed: dict[int, Piece] = {}  # by the worker that still writes it
+        # what no worker here has any more, and requests for it that have come since
+        self._unused: dict[int, list[Asked]] = {}
+        self._parting: dict[int, Piece] = {}
+        # the last numbers that were given
+        self._tables, self._memories = 0, itertools.count(-1, -1)
 
     def ask(self, asked: Asked) -> None:
         """A worker asks for a table or plain memory; it is answered when everybody whom that concerns has asked.
@@ -97,25 +160,31 @@ class Creations:
         """
         key = self._key_of(asked)
         worker_id = asked.connection.attached_id
+        creation = self._creations.get(key)
+        piece = None if creation is not None else self._catalogue.find(key)
+        if piece is not None and piece.number in self._unused:
+            # the others may be about to free it: it is handed out when the coordinator says so
+            self._forget_late(asked.connection)  # its first call was interrupted, and did not say so
+            late = self._unused[piece.number]
+            late.append(asked)
+            if len(late) == 1:
+                self._report(Used(key, piece.number))
+            return
         asked.connection.enrolled_in = None
         self._writes_no_more(worker_id)
-        creation = self._creations.get(key)
-        if creation is None:
-            piece = self._catalogue.find(key)
-            if piece is not None:
-                check_equal(piece, asked.spec)
-                self._hand_over(asked, piece, late=True)
-                asked.connection.reply(asked.request.id, {"turn": False})
-                return
-            if self._catalogue.is_over(key):
-                raise TableMismatchError(
-                    f"{words(key)} was closed by all workers that had it, before this one asked for it: let all of "
-                    "them come, barrier(), before the first one closes it, or give it a name"
-                )
-            creation = self._creations[key] = Creation(key)
-        elif worker_id in creation.waiting:
+        if piece is not None:
+            check_equal(piece, asked.spec)
+            self._hand_over(asked, piece, late=True)
+            asked.connection.reply(asked.request.id, {"turn": False})
+            return
+        if creation is None and self._catalogue.is_over(key):
+            raise TableMismatchError(
+                f"{words(key)} was closed by all workers that had it, before this one asked for it: let all of "
+                "them come, barrier(), before the first one closes it, or give it a name"
+            )
+        if creation is not None and worker_id in creation.waiting:
             self._void(creation, worker_id)  # its first call was interrupted, and did not say so
-            creation = self._creations.setdefault(key, Creation(key))  # again where it came to nothing
+        creation = self._creations.setdefault(key, Creation(key))  # again where it came to nothing
         if creation.piece is not None and not creation.by_order:
             check_equal(creation.piece, asked.spec)
         creation.waiting[worker_id] = asked
@@ -155,45 +224,103 @@ class Creations:
                 self._proceed(creation)
                 return
 
-    # -- the states -------------------------------------------------------------------------------------------
+    # -- who says what comes next ------------------------------------------------------------------------------
+
+    def _is_ours(self, key: Key) -> bool:
+        """Whether no other host has it, so that this one decides."""
+        return key[0] == "memory" or not self._exchange.several
+
+    def _move(self, step: str, piece: Piece, then: Callable[[], None]) -> None:
+        (_NOTHING_TO_MOVE if self._is_ours(piece.key) else self._exchange).move(step, piece, then)
+
+    def _report(self, report: messages.Create | Withdraw | Done | Unused | Used | Parted) -> None:
+        """Says what has been done; what comes next follows, at once where this host decides."""
+        key = report.key
+        if not self._is_ours(key):
+            self._exchange.report(report)
+            return
+        match report:
+            case messages.Create():
+                number = next(self._memories) if key[0] == "memory" else self._tables + 1
+                writers = writers_of(key, report.spec, report.workers, report.masters)
+                self.obey(Make(key, number, report.spec, report.mode, writers))
+            case Done(error=None):
+                self.obey(Begin(key, "finish"))
+            case Done(error=(kind, message)):
+                self.obey(Drop(key, (kind, message)))
+            case Unused(closing=True):
+                self.obey(Part(key, report.number))
+            case Used():
+                self.obey(report)
+            case Parted():
+                self.obey(Free(key, report.number))
+
+    def obey(self, order: messages.TableOrder) -> None:
+        """Does what the coordinator says of a table."""
+        key = order.key
+        if isinstance(order, Used | Part | Free):
+            self._end_or_keep(order)
+            return
+        creation = self._creations.get(key)
+        if isinstance(order, Make):
+            self._make(creation or self._creations.setdefault(key, Creation(key)), order)
+        elif creation is None:
+            return  # it was refused here, as a worker is lost
+        elif isinstance(order, Drop):
+            self._refuse(creation, _error_of(order))
+        elif creation.piece is not None:
+            step = order.step
+            then = (lambda: self._finish(key)) if step == "finish" else (lambda: self._report(Done(key, step)))
+            self._move(step, creation.piece, then)
+
+    # -- the steps -------------------------------------------------------------------------------------------
 
     def _proceed(self, creation: Creation) -> None:
         """Does what can be done now."""
-        if creation.turn_of is not None:
+        if creation.turn_of is not None or creation.step not in (None, "write"):
             return  # no other may write meanwhile, nor clear what it writes
-        if creation.step is None:
-            if not creation.waiting:
-                self._forget(creation)
-            elif not creation.by_order or self._is_complete(creation):
-                self._ask(creation)
-        elif creation.step == "write" and (not creation.by_order or self._is_complete(creation)):
+        if not creation.waiting and (creation.step is None or self._is_ours(creation.key)):
+            self._forget(creation)
+        elif creation.by_order and not self._is_complete(creation):
+            return
+        elif creation.step is None:
+            self._ask(creation)
+        else:
             self._next_turn(creation)
 
     def _ask(self, creation: Creation) -> None:
-        """All whom it concerns on this host have asked. On one host that is all: it is made."""
-        asked = next(iter(creation.waiting.values()))
-        self._make(creation, asked.spec, asked.mode)
+        """All whom it concerns on this host have asked."""
+        creation.step = "ask"
+        waiting = sorted(creation.waiting)
+        first = creation.waiting[waiting[0]]
+        spec = first.spec
+        is_mean = isinstance(spec, TableSpec) and spec.initial == "mean" and spec.dtype.startswith("int")
+        if is_mean and self._exchange.several:
+            refusal = (
+                f"{words(creation.key)}: initial='mean' of whole numbers works on one host only yet, as each host "
+                "would round its own part: use 'sum' or 'master', or a float table"
+            )
+            self._refuse(creation, NotInThisJobError(refusal))
+            return
+        masters = [i for i in waiting if creation.waiting[i].is_master]
+        self._report(messages.Create(creation.key, spec.as_message(), first.mode, waiting, masters))
 
-    def _make(
-        self, creation: Creation, spec: Spec, mode: str, number: int | None = None, workers: Sequence[int] = ()
-    ) -> None:
-        """Makes the memory, and answers those that have asked.
-
-        Args:
-            creation: of what.
-            spec, mode, number: see `Catalogue.make`.
-            workers: those of all hosts that have asked.
-        """
-        creation.step = "make"
+    def _make(self, creation: Creation, order: Make) -> None:
+        """Makes the memory, and answers those that have asked."""
+        creation.writers = list(order.writers)
+        kind = MemorySpec if creation.key[0] == "memory" else TableSpec
         try:
-            creation.piece = piece = self._catalogue.make(creation.key, spec, mode, number)
+            creation.piece = piece = self._catalogue.make(
+                creation.key, kind.from_message(order.spec), order.mode, order.number
+            )
         except (MultiversoError, OSError) as error:
             # one table that cannot be made must not end the job
             why = error if isinstance(error, MultiversoError) else OutOfMemoryError(f"no memory: {error}")
-            self._done(creation, why)
+            self._report_made(creation, why)
             return
+        self._tables = max(self._tables, piece.number)
         if piece.shard is not None and piece.shard.consistency.reads_wait:
-            for worker in workers:  # no round or clock may advance without one that another host reports later
+            for worker in order.workers:  # no round or clock may advance without one that another host reports later
                 if worker not in self._local:
                     piece.shard.enrol(worker)
         for worker_id, asked in list(creation.waiting.items()):
@@ -204,47 +331,49 @@ class Creations:
                 del creation.waiting[worker_id]
                 continue
             self._hand_over(asked, piece)
-        creation.creators = sorted(creation.waiting)
-        self._done(creation)
+        creation.step = "write"
+        self._proceed(creation)
 
     def _next_turn(self, creation: Creation) -> None:
         """Lets the next of this host's writers write."""
-        first, writers = creation.turns is None, self._writers(creation)
+        first = creation.turns is None
         if creation.turns is None:
-            here = [i for i in writers if i in self._local]
-            creation.turns = deque(i for i in here if i in creation.waiting or self._control.worker(i).is_live)
+            here = [i for i in creation.writers if i in creation.waiting]
+            if not here and all(i in self._local for i in creation.writers):
+                here = sorted(creation.waiting)[:1]  # those were interrupted, or are gone: the next one's value counts
+                if not here and any(map(self._control.is_live, self._local)):
+                    return  # other hosts' workers wait for it, too
+            creation.turns = deque(here)
         if not creation.turns:
-            self._done(creation)
-        elif creation.turns[0] in creation.waiting:
-            creation.turn_of = creation.turns.popleft()
-            # the first one on a host clears what an interrupted one has written there
-            clear, last = first and creation.written, not creation.turns
-            creation.written = True
-            asked = creation.waiting[creation.turn_of]
-            turn = {"turn": True, "clear": clear, "of": len(writers), "last": last}
-            asked.connection.reply(asked.request.id, turn)
-        else:
-            creation.turns = None  # it was interrupted: everybody waits until it asks again
+            self._report_made(creation)
+            return
+        creation.turn_of = creation.turns.popleft()
+        # the first one on a host clears what an interrupted one has written there
+        clear, last = first and creation.written, not creation.turns
+        creation.written = True
+        asked = creation.waiting[creation.turn_of]
+        count = sum(i in creation.waiting or i not in self._local for i in creation.writers)
+        asked.connection.reply(asked.request.id, {"turn": True, "clear": clear, "of": max(1, count), "last": last})
 
-    def _done(self, creation: Creation, error: MultiversoError | None = None) -> None:
-        """A step is done, or cannot be. On one host the next one begins."""
+    def _report_made(self, creation: Creation, error: MultiversoError | None = None) -> None:
+        """It is made and written, or cannot be."""
+        creation.step, failed = "join", None
         if error is not None:
-            self._refuse(creation, error)
-        elif creation.step == "make":
-            creation.step = "write"
-            self._proceed(creation)
-        elif creation.waiting:
-            self._conclude(creation)
-        else:
-            self._forget(creation)
+            where = "" if self._is_ours(creation.key) else f"{self._exchange.name}: "
+            failed = type(error).__name__, f"{where}{error}"
+        self._report(Done(creation.key, "make", failed))
 
-    def _conclude(self, creation: Creation) -> None:
+    def _finish(self, key: Key) -> None:
         """It is ready."""
-        del self._creations[creation.key]
+        creation = self._creations.pop(key, None)
+        if creation is None:
+            return
         for asked in creation.waiting.values():
             if creation.by_order:  # from here on the others wait for it, also when it is interrupted
                 asked.connection.enrolled_in = None
             asked.connection.reply(asked.request.id, {"turn": False})
+        if creation.piece is not None:
+            self.note_unused(creation.piece)
 
     def _is_complete(self, creation: Creation) -> bool:
         """By order: whether every live worker has asked for the same; refuses when that cannot come to be."""
@@ -257,26 +386,9 @@ class Creations:
             return False
         if len({asked.spec for asked in creation.waiting.values()}) > 1:
             each = "; ".join(f"worker {i}: {asked.spec}" for i, asked in sorted(creation.waiting.items()))
-            self._refuse(
-                creation,
-                TableMismatchError(
-                    f"{words(creation.key)} differs between workers ({each}). All workers must create "
-                    "the same tables in the same order; nothing was created, and the call can be repeated"
-                ),
-            )
+            self._refuse(creation, _differ(creation.key, "workers", each))
             return False
         return True
-
-    def _writers(self, creation: Creation) -> list[int]:
-        """Returns the workers whose initial value counts, of all hosts, in the order of their turns."""
-        waiting = sorted(creation.waiting)
-        if not waiting or not creation.by_order:
-            return [i for i in waiting if i in creation.creators] or waiting[:1]
-        asked = creation.waiting[waiting[0]]
-        if isinstance(asked.spec, TableSpec) and asked.spec.initial == "master":
-            masters = [i for i in waiting if creation.waiting[i].is_master]
-            return (masters or waiting)[:1]
-        return waiting
 
     def _hand_over(self, asked: Asked, piece: Piece, late: bool = False) -> None:
         """Tells a worker where a piece is.
@@ -297,6 +409,71 @@ class Creations:
         order = int(piece.key[1]) if piece.key[0] == "order" else 0
         asked.connection.reply(asked.request.id, {**where, **how, "order": order, "enrol": enrol and late})
 
+    # -- the end ---------------------------------------------------------------------------------------------
+
+    def close(self, number: int, worker_id: int) -> None:
+        """A worker has unmapped a piece for good. It may say so twice, when it was interrupted the first time."""
+        piece = self._catalogue.piece(number)
+        if piece is not None and worker_id in piece.holders:
+            piece.closing = True
+            self._catalogue.withdraw(piece, worker_id)
+            self.note_unused(piece)
+
+    def note_unused(self, piece: Piece) -> None:
+        """A piece is ready, or a worker of this host has it no longer: reports whether none has it any more."""
+        if not piece.holders and piece.key not in self._creations and piece.number not in self._unused:
+            self._unused[piece.number] = []
+            self._report(Unused(piece.key, piece.number, piece.closing))
+
+    def _end_or_keep(self, order: Used | Part | Free) -> None:
+        key, number = order.key, order.number
+        if isinstance(order, Free):
+            parted = self._parting.pop(number, None)  # none where this host came after all had parted with it
+            if parted is not None:
+                self._move("free", parted, functools.partial(self._catalogue.release, parted))
+            return
+        kept = self._catalogue.piece(number)
+        is_used, shard = isinstance(order, Used), kept.shard if kept is not None else None
+        if is_used and self._exchange.several and shard is not None and shard.consistency.in_rounds:
+            self._exchange.refill(number, lambda here: self._enter_rounds(number, here))
+            return
+        late = self._unused.pop(number, [])
+        if not is_used and kept is not None:
+            self._catalogue.remove(kept)
+            self._parting[number] = kept
+            self._move("part", kept, lambda: self._report(Parted(key, number)))
+        for asked in late:
+            if asked.connection.worker_id is None:
+                continue  # it is gone
+            try:
+                self.ask(asked)
+            except MultiversoError as error:
+                asked.connection.refuse(asked.request.id, error)
+        if is_used and kept is not None:
+            self.note_unused(kept)
+
+    def _enter_rounds(self, number: int, here: bool) -> None:
+        """A synchronous table that no worker of this host had: its rounds wait, and those who ask for it join them."""
+        late, kept = self._unused.pop(number, []), self._catalogue.piece(number)
+        for asked in late:
+            connection, request = asked.connection, asked.request
+            if connection.worker_id is None or kept is None:
+                continue  # it is gone
+            if not here:
+                connection.refuse(request.id, _nobody_has(kept.key))
+            elif kept.spec != asked.spec:
+                connection.refuse(request.id, _another(kept, asked.spec))
+            else:
+                # with an updater the values after a round are made by workers: there has to be one for the next
+                self._hand_over(asked, kept, late=kept.shard is None or kept.shard.spec.updater == "add")
+                connection.reply(request.id, {"turn": False})
+        if kept is not None:
+            self.note_unused(kept)
+
+    def _forget_late(self, connection: Connection) -> None:
+        for late in self._unused.values():
+            late[:] = [asked for asked in late if asked.connection is not connection]
+
     # -- what goes wrong --------------------------------------------------------------------------------------
 
     def cancel(self, connection: Connection, why: str | None) -> None:
@@ -307,6 +484,7 @@ class Creations:
             why: it has no room for the table: then no worker gets a table by order.
         """
         worker_id = connection.attached_id
+        self._forget_late(connection)
         self._writes_no_more(worker_id)
         for creation in list(self._creations.values()):
             if worker_id not in creation.waiting:
@@ -323,19 +501,21 @@ class Creations:
     def _void(self, creation: Creation, worker_id: int) -> None:
         """Continues as if a worker had not asked."""
         del creation.waiting[worker_id]
+        if creation.step == "ask":
+            creation.step = None
+            self._report(Withdraw(creation.key))
         if creation.piece is not None:
-            contributed = worker_id in creation.creators or creation.by_order or creation.turn_of == worker_id
             self._catalogue.withdraw(creation.piece, worker_id)
-            if contributed:
+            if creation.by_order or worker_id in creation.writers or creation.turn_of == worker_id:
                 creation.turns = None
-            if worker_id in creation.creators:
-                creation.creators.remove(worker_id)
+            if not creation.by_order and worker_id in creation.writers:
+                creation.writers.remove(worker_id)
         if creation.turn_of == worker_id:
             creation.turn_of = None
         self._proceed(creation)
 
     def dropped(self, worker_id: int) -> None:
-        """A worker has left or is lost: creations that waited for it continue or fail."""
+        """A worker has left or is lost: creations that waited for it continue or fail, what others closed is freed."""
         lost = self._control.lost()
         self._writes_no_more(worker_id)
         for creation in list(self._creations.values()):
@@ -348,6 +528,8 @@ class Creations:
                 self._void(creation, worker_id)
             else:
                 self._proceed(creation)  # it may be the one that the others waited for
+        for piece in self._catalogue.dropped(worker_id):
+            self.note_unused(piece)
 
     def _refuse(self, creation: Creation, error: MultiversoError) -> None:
         for asked in creation.waiting.values():
@@ -359,13 +541,17 @@ class Creations:
         """Ends a creation that came to nothing; its memory is free once no worker writes in it."""
         self._creations.pop(creation.key, None)
         piece, creation.piece, creation.turns = creation.piece, None, None
-        if piece is None:
-            return
-        self._catalogue.unlist(piece)
-        if creation.turn_of is None:
-            self._catalogue.release(piece)
+        if piece is not None:
+            writes = creation.turn_of
+            self._tables -= piece.number == self._tables
+            self._catalogue.unlist(piece)
+            self._move("free", piece, lambda: self._free(piece, writes))
+
+    def _free(self, piece: Piece, writes: int | None) -> None:
+        if writes is not None and self._control.liveness(writes) == at.ALIVE:
+            self._doomed[writes] = piece
         else:
-            self._doomed[creation.turn_of] = piece
+            self._catalogue.release(piece)
 
     def _writes_no_more(self, worker_id: int) -> None:
         piece = self._doomed.pop(worker_id, None)
@@ -381,12 +567,35 @@ def lost_error(lost: list[int], when: str) -> WorkerLostError:
 def check_equal(made: Piece, asked: Spec) -> None:
     """Raises TableMismatchError where a worker has asked for something else than what there is."""
     if made.spec != asked:
-        raise differs(made, asked)
+        raise _another(made, asked)
 
 
-def differs(made: Piece, asked: Spec) -> TableMismatchError:
-    """Returns the error for a worker that has asked for something else."""
+def _another(made: Piece, asked: Spec) -> TableMismatchError:
     return TableMismatchError(
         f"{words(made.key)} is {made.spec}; this worker asked for {asked}. All workers must create the same "
         "tables in the same order, or by the same names"
+    )
+
+
+def _differ(key: Key, who: str, each: str) -> TableMismatchError:
+    return TableMismatchError(
+        f"{words(key)} differs between {who} ({each}). All workers must create the same tables in the "
+        "same order; nothing was created, and the call can be repeated"
+    )
+
+
+def _error_of(order: Drop) -> MultiversoError:
+    if order.specs:
+        each = "; ".join(f"{host}: {TableSpec.from_message(spec)}" for host, spec in order.specs.items())
+        return _differ(order.key, "hosts", each)
+    kind, message = order.error
+    error: MultiversoError = getattr(errors, kind, MultiversoError)(message)
+    return error
+
+
+def _nobody_has(key: Key) -> MultiversoError:
+    return MultiversoError(
+        f"{words(key)} has an updater, and no host is left that has gone through all of its rounds: those that had its "
+        "values are lost, or their workers' reads have raised in the middle of a round. Start again, from the newest "
+        "checkpoint"
     )

@@ -65,7 +65,7 @@ class Hosts:
             fixed: whether the number of workers is fixed.
             comes_again: whether another process may come for a worker of this host that died.
         """
-        return Creations(catalogue, control, fixed)
+        return Creations(catalogue, control, fixed, range(control.capacity))
 
     def answer(self, connection: Connection, request: Request) -> None:
         """Answers what only workers of a job on several hosts ask.

@@ -191,7 +191,6 @@ class Membership:
         self.memory.close()
         self.control.notify()
         self.attached.clear()
-        self.catalogue.unused = None
 
     @property
     def mode(self) -> str:
@@ -349,7 +348,7 @@ class Membership:
     def _mark_absent(self, worker_id: int) -> None:
         if self.control.liveness(worker_id) == at.FREE:
             self.control.settle(worker_id, at.LOST)
-            self._drop(worker_id)
+            self.creations.dropped(worker_id)
             self._answer_ready()
 
     def agree(self) -> None:
@@ -428,10 +427,6 @@ class Membership:
             log(line)
         self._rounds.clear()
 
-    def _drop(self, worker_id: int) -> None:
-        self.creations.dropped(worker_id)
-        self.catalogue.dropped(worker_id)
-
     def settle(self, worker_id: int, liveness: int) -> None:
         """A worker has left or is lost: notifies those that wait for it, and admits those that wait for its place."""
         self._deaths.forget_process(worker_id)
@@ -442,7 +437,7 @@ class Membership:
         self.control.settle(worker_id, liveness)
         if liveness == at.GONE:
             self._has_left(worker_id)
-        self._drop(worker_id)
+        self.creations.dropped(worker_id)
         self._answer_ready()
         if self._waiting_attach and not self.attached:
             self._restart()

@@ -151,7 +151,7 @@ class Requests:
             case asked.Leaving():
                 connection.reply(request.id, {"lines": members.leaving(connection.attached_id)})
             case asked.Close():
-                members.catalogue.close(request.number, connection.attached_id)
+                members.creations.close(request.number, connection.attached_id)
                 connection.reply(request.id, {"closed": True})
             case asked.Cancel():
                 members.forget(connection)

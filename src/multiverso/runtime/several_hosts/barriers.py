@@ -22,18 +22,11 @@ class HostBarriers:
     Args:
         here: this host.
         tables: what is moved between the hosts, and by what.
-        report: reports to the coordinator, after what this host's workers have done so far.
         comes_again: whether another process may come for a worker of this host that died.
     """
 
-    def __init__(
-        self,
-        here: ThisHost,
-        tables: ExchangedTables,
-        report: Callable[[Report], None],
-        comes_again: Callable[[int], bool],
-    ) -> None:
-        self._here, self._tables, self._report, self._comes_again = here, tables, report, comes_again
+    def __init__(self, here: ThisHost, tables: ExchangedTables, comes_again: Callable[[int], bool]) -> None:
+        self._here, self._tables, self._comes_again = here, tables, comes_again
         # by worker of this host: the last barrier that it said it has reached
         self._arrived: dict[int, int] = {}
         self._released = self._settling = 0
@@ -102,11 +95,11 @@ class HostBarriers:
 
     def _settle(self, report: Report) -> None:
         self._tables.settle()
-        self._report(report)
+        self._tables.report(report)
 
     def _settle_at(self, barrier: int) -> None:
         self._tables.settle()
-        self._report(Settled(barrier, self._newly_written(), self._here.fabric.rounds.turns()))
+        self._tables.report(Settled(barrier, self._newly_written(), self._here.fabric.rounds.turns()))
 
     def _newly_written(self) -> list[int]:
         """The synchronous tables that workers of this host have overwritten since the last barrier."""

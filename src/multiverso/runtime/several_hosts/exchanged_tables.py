@@ -17,12 +17,15 @@ from collections.abc import Callable, Iterable, Mapping
 import numpy as np
 
 from multiverso.hosts.control.messages import Clocks as ClocksReport
-from multiverso.hosts.control.messages import Line, Reached
+from multiverso.hosts.control.messages import Line, Reached, Report
 from multiverso.hosts.values.options import ExchangeOptions
 from multiverso.kernels.between_hosts import node as chained_node
 from multiverso.layout import words as at
 from multiverso.memory.words import load32
+from multiverso.runtime.node.catalogue import Piece
+from multiverso.runtime.node.creation import Exchange
 from multiverso.runtime.several_hosts.mirror import read_progress, show_progress, write_progress
+from multiverso.runtime.several_hosts.reporting import Reporter
 from multiverso.runtime.several_hosts.spread_tables import SpreadTables
 from multiverso.runtime.several_hosts.this_host import ThisHost, move_deadline
 from multiverso.shards.shard import Shard
@@ -119,7 +122,7 @@ class Clocks:
         return True
 
 
-class ExchangedTables:
+class ExchangedTables(Exchange):
     """This host's copies of the tables, kept near the other hosts'. Owner: `OtherHosts`.
 
     Calls return at once; the thread that moves values does what they ask for, one after another.
@@ -127,20 +130,28 @@ class ExchangedTables:
     Args:
         here: this host.
         rows: the tables whose rows live on one host each.
+        reporter: reports to the coordinator.
 
     Attributes:
         rows: as above.
-        exchange: how tables travel, once a worker has said so.
+        how: how tables travel, once a worker has said so.
         joined: the tables that a worker may still want; of the thread that moves.
     """
 
-    def __init__(self, here: ThisHost, rows: SpreadTables) -> None:
-        self.exchange = ExchangeOptions()
+    several = True
+
+    def __init__(self, here: ThisHost, rows: SpreadTables, reporter: Reporter) -> None:
+        self.how = ExchangeOptions()
         self.joined: set[int] = set()
-        self.here, self.rows = here, rows
+        self.here, self.rows, self.name = here, rows, here.name
+        self._reporter = reporter
         self._attached: set[int] = set()  # those that the fabric knows; of the thread that moves
         self._follows_rounds = False  # once there is a synchronous table
         self._clocks: Clocks | None = None  # once there is one with a bound
+
+    def report(self, *reports: Report) -> None:
+        """See `Exchange.report`."""
+        self._reporter.report(*reports)
 
     def settle(self) -> None:
         """Brings all that this host's workers have added to the homes; of the thread that moves."""
@@ -154,68 +165,65 @@ class ExchangedTables:
 
     # -- a table's steps -------------------------------------------------------------------------------------
 
-    def attach(
-        self, number: int, shard: Shard, then: Callable[[], None], overwritten: Mapping[int, int] | None = None
+    def move(
+        self, step: str, piece: Piece, then: Callable[[], None], overwritten: Mapping[int, int] | None = None
     ) -> None:
-        """Lets a table join the exchange between hosts, then calls `then` in the node's thread."""
+        """See `Exchange.move`.
 
-        def join() -> None:
-            if shard.consistency.in_rounds:
-                self._join_rounds(number, shard, overwritten)
-            else:
-                self._join_copies(number, shard)
-            self._attached.add(number)
-            self.joined.add(number)
+        Args:
+            step, piece, then: see there.
+            overwritten: of a synchronous table that the other hosts have, see `Fabric.attach_rounds`.
+        """
+        number, fabric = piece.number, self.here.fabric
+        if step == "join":
+            shard = self.here.catalogue.whole(piece)
+            self.here.do(lambda: self._join(number, shard, overwritten), then)
+            return
+        moves: dict[str, Callable[[], None]] = {
+            "push": lambda: fabric.settle(move_deadline(), [number]),
+            "finish": lambda: fabric.take(move_deadline(), [number]),
+            "part": lambda: self.joined.discard(number),
+            "free": lambda: self._leave(number),
+        }
+        self.here.do(moves[step], then)
 
-        self.here.do(join, then)
+    def _join(self, number: int, shard: Shard, overwritten: Mapping[int, int] | None) -> None:
+        here, control = self.here, self.here.control.address
+        if shard.consistency.in_rounds:
+            here.fabric.attach_rounds(number, shard, control, here.roster.local, overwritten)
+            if not self._follows_rounds:
+                self._follows_rounds = True
+                follow(here, "rounds", here.fabric.follow_rounds)
+        else:
+            if shard.consistency.has_clocks and self._clocks is None:
+                # others report theirs as soon as this host is attached
+                self._clocks = Clocks(here)
+            how = self.how.of_table(shard.spec.wire, shard.spec.every)
+            rule = how.rule_of(np.dtype(shard.spec.dtype))
+            here.fabric.attach(number, shard, wire=how.wire, every=how.every, rule=rule, control=control)
+            if shard.consistency.has_clocks and self._clocks is not None:
+                self._clocks.follow(number)
+        self._attached.add(number)
+        self.joined.add(number)
 
-    def _join_rounds(self, number: int, shard: Shard, overwritten: Mapping[int, int] | None) -> None:
-        here = self.here
-        here.fabric.attach_rounds(number, shard, here.control.address, here.roster.local, overwritten)
-        if not self._follows_rounds:
-            self._follows_rounds = True
-            follow(here, "rounds", here.fabric.follow_rounds)
-
-    def _join_copies(self, number: int, shard: Shard) -> None:
-        if shard.consistency.has_clocks and self._clocks is None:
-            # others report theirs as soon as this host is attached
-            self._clocks = Clocks(self.here)
-        how = self.exchange.of_table(shard.spec.wire, shard.spec.every)
-        rule = how.rule_of(np.dtype(shard.spec.dtype))
-        control = self.here.control.address
-        self.here.fabric.attach(number, shard, wire=how.wire, every=how.every, rule=rule, control=control)
-        if shard.consistency.has_clocks and self._clocks is not None:
-            self._clocks.follow(number)
-
-    def push(self, number: int, then: Callable[[], None]) -> None:
-        """Brings what is in this host's copy to the homes, then calls `then` in the node's thread."""
-        self.here.do(lambda: self.here.fabric.settle(move_deadline(), [number]), then)
-
-    def take(self, number: int, then: Callable[[], None]) -> None:
-        """Brings what the homes have into this host's copy, then calls `then` in the node's thread."""
-        self.here.do(lambda: self.here.fabric.take(move_deadline(), [number]), then)
+    def _leave(self, number: int) -> None:
+        if self._clocks is not None:
+            self._clocks.forget(number)
+        if number in self._attached:
+            self.joined.discard(number)
+            self._attached.remove(number)
+            self.here.fabric.detach(number)
 
     def refill(self, number: int, then: Callable[[bool], None]) -> None:
-        """Holds a synchronous table's rounds with its values here, then calls `then` in the node's thread."""
-        post = self.here.post
-        self.here.put(lambda: self.here.fabric.rounds.refill(number, lambda here: post(lambda: then(here))))
+        """See `Exchange.refill`."""
+        here = self.here
 
-    def part(self, number: int, then: Callable[[], None]) -> None:
-        """From here on no worker of this host waits for a table's values to travel; then calls `then`, as above."""
-        self.here.do(lambda: self.joined.discard(number), then)
+        def enter(is_there: bool) -> None:
+            then(is_there)
+            # now: the thread that moves may be waiting for what this allows to continue
+            here.fabric.rounds.release(number)
 
-    def detach(self, number: int, then: Callable[[], None]) -> None:
-        """Ends a table's part in the exchange, then calls `then` in the node's thread."""
-
-        def part() -> None:
-            if self._clocks is not None:
-                self._clocks.forget(number)
-            if number in self._attached:
-                self.joined.discard(number)
-                self._attached.remove(number)
-                self.here.fabric.detach(number)
-
-        self.here.do(part, then)
+        here.put(lambda: here.fabric.rounds.refill(number, lambda found: here.post(lambda: enter(found))))
 
     # -- what other hosts' workers do with them --------------------------------------------------------------
 

@@ -7,6 +7,7 @@ reaches the node's thread as orders.
 
 from __future__ import annotations
 
+import functools
 import math
 import socket
 import threading
@@ -55,16 +56,16 @@ from multiverso.hosts.roster import Roster
 from multiverso.hosts.transport.channel import FAR
 from multiverso.hosts.transport.listener import open_port
 from multiverso.hosts.values.options import ExchangeOptions
+from multiverso.layout import words as at
 from multiverso.node_log import log
 from multiverso.runtime.job.control import Control
 from multiverso.runtime.job.options import check_exchange
 from multiverso.runtime.node.catalogue import Catalogue
 from multiverso.runtime.node.connection import Connection
-from multiverso.runtime.node.creation import lost_error
+from multiverso.runtime.node.creation import Creations, lost_error
 from multiverso.runtime.node.hosts import Hosts
 from multiverso.runtime.node.membership import Membership
 from multiverso.runtime.several_hosts.barriers import HostBarriers
-from multiverso.runtime.several_hosts.creation import HostCreations
 from multiverso.runtime.several_hosts.exchanged_tables import ExchangedTables
 from multiverso.runtime.several_hosts.mirror import write_line
 from multiverso.runtime.several_hosts.publishers import Publishers
@@ -74,6 +75,7 @@ from multiverso.runtime.several_hosts.reporting import Reporter
 from multiverso.runtime.several_hosts.spread_tables import SpreadTables
 from multiverso.runtime.several_hosts.this_host import Post, ThisHost
 from multiverso.spec.modes import MODES
+from multiverso.spec.table import TableSpec
 from multiverso.wire import requests as asked
 from multiverso.wire.messages import Message
 
@@ -127,7 +129,7 @@ class OtherHosts(Hosts):
 
     def begin(
         self, control: Control, catalogue: Catalogue, fixed: bool, comes_again: Callable[[int], bool]
-    ) -> HostCreations:
+    ) -> Creations:
         """From here on this host's workers are reported, and remote ones shown in its memory. Called once."""
         fabric = self.fabric
         control.span_hosts()
@@ -135,14 +137,13 @@ class OtherHosts(Hosts):
         here = ThisHost(self.roster, control, catalogue, fabric, self._post, self._tell, self._closing)
         self.rows = SpreadTables(here)
         self.reporter = Reporter(here, self._facts)
-        report = self.reporter.report
-        self.tables = ExchangedTables(here, self.rows)
-        self.barriers = HostBarriers(here, self.tables, report, comes_again)
+        self.tables = ExchangedTables(here, self.rows, self.reporter)
+        self.barriers = HostBarriers(here, self.tables, comes_again)
         self._publishers = Publishers(self._node, here)
-        self._questions = Questions(report)
+        self._questions = Questions(self.reporter.report)
         self._messages = Messages(fabric.peers, lambda host, message: self.reductions.arrived(host, message))
         self.reductions = Reductions(here, self._messages)
-        self._creations = HostCreations(here, self.tables, report)
+        self._creations = Creations(catalogue, control, fixed, self.roster.local, self.tables)
         self._centre = self._meet(self._listener)  # last: what other nodes send finds all of it there
         self.here = here
         here.thread("hosts-move", here.move)
@@ -201,7 +202,7 @@ class OtherHosts(Hosts):
 
     def agree_on(self, options: Message) -> bool:
         """Tells the coordinator, which says whether all hosts' are the same."""
-        self.tables.exchange = ExchangeOptions.from_message(options["exchange"])
+        self.tables.how = ExchangeOptions.from_message(options["exchange"])
         self.reporter.report(Options(options))
         return False
 
@@ -338,10 +339,16 @@ class OtherHosts(Hosts):
             self.fabric.connect(host, address)  # of two hosts the higher one connects
 
     def welcome(self, order: Welcome) -> None:
-        """This host takes a lost one's place: it gets everything as it is, and then lets its workers come."""
+        """This host takes a lost one's place: it gets everything as it is, and then lets its workers come.
+
+        Raises:
+            OutOfMemoryError: there is no room for a table.
+        """
+        here = self.here
+        assert here is not None
         self.control.continue_without_lost(True)
         self.times_replaced = self.roster.times_replaced
-        self.tables.exchange = ExchangeOptions.from_message(order.options["exchange"])
+        self.tables.how = ExchangeOptions.from_message(order.options["exchange"])
         self._lost = set(order.lost)
         self.fabric.begin_anew(order.survivors, self._lost, order.epoch)
         for line in order.workers:
@@ -352,11 +359,22 @@ class OtherHosts(Hosts):
             if address is not None and peer not in self._lost:
                 self.fabric.connect(peer, address)
 
+        catalogue = here.catalogue
+        remote = [worker for worker in self.control.live() if worker not in self.roster.local]
+        for table in sorted(order.tables, key=lambda table: table.number):
+            piece = catalogue.make(table.key, TableSpec.from_message(table.spec), table.mode, table.number)
+            if piece.shard is not None and piece.shard.mode != at.ASYNCHRONOUS:
+                for worker in remote:
+                    piece.shard.enrol(worker)
+            self.tables.move("join", piece, lambda: None, order.overwritten.get(table.number, {}))
+            self.tables.move("finish", piece, functools.partial(self._creations.note_unused, piece))
+        catalogue.ordered = order.ordered
+
         def enter() -> None:
             self.tables.show_all(order.workers, order.clocks)
             self.is_entering = False
 
-        self._creations.take_over(order, enter)
+        here.do(lambda: None, enter)  # once all that was asked for before is done
 
     def remote_statistics(self) -> dict[int | str, dict[int, dict[str, float]]]:
         """See `Hosts.remote_statistics`."""
