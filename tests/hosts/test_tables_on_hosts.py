@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from typing import Any
 
@@ -15,6 +16,7 @@ from multiverso.hosts.values.codecs import Wire
 from multiverso.hosts.values.options import ExchangeOptions
 from multiverso.runtime import Session
 from multiverso.runtime.collective.agreement import all_gather
+from multiverso.spec.table import TableSpec
 from multiverso.tables import ArrayTableHandler, MatrixTableHandler
 
 
@@ -223,6 +225,32 @@ def test_whose_initial_value_counts_is_the_same_as_on_one_host() -> None:
 
     with rehearsal(2, 1, 1) as job:
         assert job.run(work) == [[1.0, 3.0, 10.0, 2.5]] * 4
+
+
+def test_by_name_who_comes_next_writes_the_value_where_its_creator_was_interrupted() -> None:
+    """All waited until that one asked again."""
+    begun = threading.Event()
+
+    def work(session: Session) -> Any:
+        me = session.worker_id
+
+        def fill(shard: Any, last: bool, number: int) -> None:
+            begun.set()
+            shard.values()[:] = 7
+            if me == 0:
+                wait_for(lambda: session.control.worker(1).wait is not None)
+                raise InterruptedError
+
+        assert me == 0 or begun.wait(30)
+        error = outcome(lambda: session.open_table(TableSpec("array", 1, 3, name="w"), fill))
+        session.barrier()
+        if me == 0:
+            assert isinstance(error, InterruptedError), error
+            return None
+        return error[1].values().tolist()
+
+    with rehearsal(2, 1) as job:
+        assert job.run(work) == [None, [7.0] * 3, [7.0] * 3]
 
 
 def test_a_table_by_name_begins_with_its_creators_value_everywhere() -> None:
