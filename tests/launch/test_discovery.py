@@ -4,10 +4,12 @@ import os
 import socket
 import subprocess
 import sys
+from unittest.mock import patch
 
 import pytest
 
 from multiverso.errors import StartupError
+from multiverso.runtime.discovery import environment
 from multiverso.runtime.discovery.environment import Ancestor, JobInfo, discover, process_ancestors, socket_name
 from multiverso.runtime.discovery.meetings import meeting
 from multiverso.runtime.joining import join
@@ -76,7 +78,8 @@ ABOVE = (Ancestor(51, 9000, "bash"), Ancestor(50, 8000, "hydra_pmi_proxy"), Ance
 
 
 def place(environ: dict[str, str], above: tuple[Ancestor, ...] = ABOVE, inode: int | None = 77) -> JobInfo:
-    return discover(environ, ancestors=lambda: iter(above), inode=lambda _: inode)
+    with patch.multiple(environment, process_ancestors=lambda: iter(above), _inode=lambda _: inode):
+        return discover(environ)
 
 
 @pytest.mark.parametrize(

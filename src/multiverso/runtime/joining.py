@@ -31,7 +31,7 @@ from multiverso.wire import messages
 from multiverso.wire.trust import new_secret, proof_needed, user_secret
 
 if TYPE_CHECKING:
-    from multiverso.runtime.discovery.meetings.meeting import Found, Met
+    from multiverso.runtime.discovery.meetings.meeting import Met
 
 _NODE_ATTEMPTS = 12
 _LOOK_SECONDS = 0.02
@@ -125,69 +125,48 @@ def _join(job: JobInfo, options: dict[str, Any], start: float) -> Session:
         except BaseException:
             node.close()
             raise
-    deadline = time.monotonic() + start
     secret = job.secret or _user_secret()
-    if job.hosts != 1:
-        return _join_hosts(job, secret, options, start)
-    name = socket_name(job.key, secret)
-    for attempt in range(1, _NODE_ATTEMPTS + 1):
-        left = max(0.1, deadline - time.monotonic())
-        _start_node_unless_there(name, job, options["on_lost"] or "stop")
+    deadline = time.monotonic() + start
+    met = _meet(job, next(_joined), secret, start)
+    name, on_lost = socket_name(met.key, secret), options["on_lost"] or "stop"
+    with contextlib.ExitStack() as stack:
+        if met.listening is not None:
+            stack.enter_context(met.listening)
+        if met.roster is not None:
+            _start_node_unless_there(name, job, on_lost, met)
+    for attempt in itertools.count(1):
+        if job.hosts == 1:
+            _start_node_unless_there(name, job, on_lost)
         try:
-            return _session(name, job, left, secret, options)
+            return Session(
+                name,
+                job.worker_id,
+                start_timeout_seconds=max(0.1, deadline - time.monotonic()),
+                secret=secret or None,
+                node_is_silent=not os.environ.get("MULTIVERSO_NODE_STDERR"),
+                **options,
+            )
         except (NodeLostError, StartupError) as error:
-            # the node of the same processes' last job was just ending
-            gone = isinstance(error, NodeLostError) or isinstance(error.__cause__, ConnectionRefusedError)
+            # The node of the same processes' last job was just ending; or, of several hosts, this one's first worker,
+            # which starts the node once the hosts have found each other, is not as far yet.
+            none_yet = isinstance(error.__cause__, ConnectionRefusedError) and met.roster is None
+            gone = none_yet or (job.hosts == 1 and isinstance(error, NodeLostError))
             if not gone or time.monotonic() >= deadline:
                 raise
-            if attempt == _NODE_ATTEMPTS:
+            if job.hosts == 1 and attempt == _NODE_ATTEMPTS:
                 raise StartupError(
                     f"the node of this job ended {attempt} times while it was starting; set "
                     "MULTIVERSO_NODE_STDERR=1 to see what it says"
                 ) from error
-        time.sleep(min(1.0, 0.02 * 2**attempt))
+        time.sleep(min(1.0, _LOOK_SECONDS * 2**attempt) if job.hosts == 1 else _LOOK_SECONDS)
     raise AssertionError("unreachable")
 
 
-def _session(name: str, job: JobInfo, left: float, secret: str, options: dict[str, Any]) -> Session:
-    return Session(
-        name,
-        job.worker_id,
-        start_timeout_seconds=left,
-        secret=secret or None,
-        node_is_silent=not os.environ.get("MULTIVERSO_NODE_STDERR"),
-        **options,
-    )
-
-
-def _join_hosts(job: JobInfo, secret: str, options: dict[str, Any], start: float) -> Session:
-    """Of a job on several hosts: each host's first worker starts its node once the hosts have found each other."""
-    number = next(_hosts_joined)
-    deadline = time.monotonic() + start
-    met = _meet(job, number, secret, start)
-    name = socket_name(met.key, secret)
-    if met.found is not None:
-        with contextlib.ExitStack() as stack:
-            if met.found.listening is not None:
-                stack.enter_context(met.found.listening)
-            _start_node_unless_there(name, job, options["on_lost"] or "stop", met.found)
-    while True:
-        left = max(0.1, deadline - time.monotonic())
-        try:
-            return _session(name, job, left, secret, options)
-        except StartupError as error:
-            # the host's first worker is not as far yet
-            early = met.found is None and isinstance(error.__cause__, ConnectionRefusedError)
-            if not early or time.monotonic() >= deadline:
-                raise
-        time.sleep(_LOOK_SECONDS)
-
-
-_hosts_joined = itertools.count()
+_joined = itertools.count()
 
 
 def _meet(job: JobInfo, number: int, secret: str, timeout_seconds: float) -> Met:
-    """Waits until the job's hosts have found each other, where our launcher has not started them.
+    """Waits until the job's hosts have found each other, where there are several and our launcher has not started them.
 
     Three ways, by what has started them. Under torchrun over the store that its agents keep; under mpirun over MPI
     itself; under srun from Slurm's variables and what only this user knows, without a word between the hosts.
@@ -201,6 +180,10 @@ def _meet(job: JobInfo, number: int, secret: str, timeout_seconds: float) -> Met
     Raises:
         StartupError: the others cannot be reached, or not all came in time.
     """
+    if job.hosts == 1:
+        from multiverso.runtime.discovery.meetings.meeting import Met
+
+        return Met(job.key or "")
     if job.store is not None:
         from multiverso.runtime.discovery.meetings.store import meet_over_store
 
@@ -223,7 +206,7 @@ def _user_secret() -> str:
         return ""  # no home: another user can guess the name and take it, but is found out by its number
 
 
-def _start_node_unless_there(name: str, job: JobInfo, on_lost: str, found: Found | None = None) -> None:
+def _start_node_unless_there(name: str, job: JobInfo, on_lost: str, met: Met | None = None) -> None:
     """The worker that gets the name starts the node, and hands it the listening socket."""
     try:
         listener = messages.listen(name)
@@ -236,11 +219,11 @@ def _start_node_unless_there(name: str, job: JobInfo, on_lost: str, found: Found
     environ = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
     arguments = [str(listener.fileno()), str(job.workers_num), on_lost]
     inherited = [listener.fileno()]
-    if found is not None:
-        environ[ROSTER_VARIABLE] = found.roster.as_text()
-        if found.listening is not None:
-            inherited.append(found.listening.fileno())
-            environ[LISTENER_VARIABLE] = str(found.listening.fileno())
+    if met is not None and met.roster is not None:
+        environ[ROSTER_VARIABLE] = met.roster.as_text()
+        if met.listening is not None:
+            inherited.append(met.listening.fileno())
+            environ[LISTENER_VARIABLE] = str(met.listening.fileno())
     with listener:
         # Standard streams and a process group of its own: a child that holds the launcher's pipe keeps mpiexec
         # waiting, and Ctrl-C must reach the workers first.

@@ -6,7 +6,7 @@ key is made that is equal in all workers of one job and different in every other
 
 import hashlib
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
@@ -77,12 +77,7 @@ class JobInfo:
     attempt: str = ""
 
 
-def discover(
-    environ: Mapping[str, str] | None = None,
-    *,
-    ancestors: Callable[[], Iterator[Ancestor]] | None = None,
-    inode: Callable[[int], int | None] | None = None,
-) -> JobInfo:
+def discover(environ: Mapping[str, str] | None = None) -> JobInfo:
     """Finds this worker's place in its job.
 
     The innermost launcher wins: ours, then torchrun (often itself started by srun or mpirun, one a host),
@@ -90,8 +85,6 @@ def discover(
 
     Args:
         environ: the environment to read; this process's by default.
-        ancestors: the processes above this one, nearest first; read from /proc by default.
-        inode: gives a descriptor's inode, or None; `os.fstat` by default.
 
     Raises:
         StartupError: the environment contradicts itself.
@@ -104,7 +97,7 @@ def discover(
     elif "OMPI_COMM_WORLD_SIZE" in environ:
         job = _openmpi(environ)
     elif _under_mpich(environ):
-        job = _mpich(environ, ancestors or process_ancestors, inode or _inode)
+        job = _mpich(environ)
     elif _in_slurm_step(environ):
         job = _slurm(environ)
     else:
@@ -230,9 +223,7 @@ def _under_mpich(environ: Mapping[str, str]) -> bool:
     return "PMI_RANK" in environ and "PMI_SIZE" in environ and (by_hydra or not _in_slurm_step(environ))
 
 
-def _mpich(
-    environ: Mapping[str, str], ancestors: Callable[[], Iterator[Ancestor]], inode: Callable[[int], int | None]
-) -> JobInfo:
+def _mpich(environ: Mapping[str, str]) -> JobInfo:
     worker_id = _number(environ, "PMI_RANK")
     workers_num = _number(environ, "PMI_SIZE")
     # only Hydra starts ranks on several hosts, and it says how many are on this one
@@ -240,13 +231,13 @@ def _mpich(
     local_id = _number(environ, "MPI_LOCALRANKID", worker_id)
     # MPICH gives its ranks no job id. All ranks of a host hang below one proxy; where a container hides it,
     # the proxy's control socket, inherited by every rank, has one inode.
-    for process in ancestors():
+    for process in process_ancestors():
         if process.name in _MPICH_STARTERS:
             identity = f"proxy {process.pid} {process.start_ticks}"
             break
     else:
         descriptor = _number(environ, "HYDI_CONTROL_FD", -1)
-        number = inode(descriptor) if descriptor >= 0 else None
+        number = _inode(descriptor) if descriptor >= 0 else None
         if number is None:
             raise StartupError(
                 f"PMI_RANK={worker_id} and PMI_SIZE={workers_num} say that MPICH started this worker, but no "

@@ -19,29 +19,18 @@ _BEFORE_SECONDS, _LOOK_SECONDS = 15.0, 0.05
 
 
 @dataclass(frozen=True)
-class Found:
-    """What a host's node begins with.
-
-    Attributes:
-        roster: the job's hosts.
-        listening: the coordinator's port, on the first host.
-    """
-
-    roster: Roster
-    listening: socket.socket | None
-
-
-@dataclass(frozen=True)
 class Met:
     """What a worker has learnt of its job.
 
     Attributes:
         key: equal in all workers of this host, and different on other hosts.
-        found: for the first worker of a host, which starts its node; None for the others.
+        roster: the job's hosts, for the first worker of a host, which starts its node; None for the others.
+        listening: the coordinator's port, for the first one of all.
     """
 
     key: str
-    found: Found | None = None
+    roster: Roster | None = None
+    listening: socket.socket | None = None
 
 
 def key_of(job: JobInfo, host: int, number: int) -> str:

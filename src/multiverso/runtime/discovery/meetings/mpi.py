@@ -25,7 +25,6 @@ from multiverso.hosts.transport.credentials import new_credentials
 from multiverso.runtime.discovery.environment import JobInfo
 from multiverso.runtime.discovery.meetings.meeting import (
     INSECURE_VARIABLE,
-    Found,
     Met,
     complete,
     distinct,
@@ -34,8 +33,7 @@ from multiverso.runtime.discovery.meetings.meeting import (
     own_address,
 )
 
-_LONGEST_CARD = 2048
-_LONGEST_WORD = 16_384
+_LONGEST = 16_384
 _LOOK_SECONDS = 0.001
 _LIBRARIES = {"openmpi": ("Open MPI",), "mpich": ("MPICH", "Intel", "MVAPICH")}
 _given_up: list[Any] = []  # what MPI may still write to
@@ -57,13 +55,12 @@ def meet_over_mpi(job: JobInfo, number: int, timeout_seconds: float) -> Met:
             address = os.environ.get(ADDRESS_VARIABLE) or reachable(places[0], places[1:])
             address = address or socket.gethostname()
             word = f"{address} {listening.getsockname()[1]} {credentials.to_text()}"
-        address, port, text = _told(world, word, lead, until).split(" ", 2)
-        found = None
+        address, port, text = _gathered(world, word, until)[lead].split(" ", 2)
+        key, full = key_of(job, roster.host, number), None
         if job.local_id == 0:
-            mine = own_address(roster.leads, address)
-            found = Found(complete(roster, (address, int(port)), text, mine), listening)
+            full = complete(roster, (address, int(port)), text, own_address(roster.leads, address))
         undo.pop_all()
-        return Met(key_of(job, roster.host, number), found)
+        return Met(key, full, listening)
     raise AssertionError
 
 
@@ -158,21 +155,12 @@ def _library(job: JobInfo) -> Any:
 
 def _gathered(world: Any, text: str, until: float) -> list[str]:
     """Returns what all workers say, in their order."""
-    mine = text.encode().ljust(_LONGEST_CARD)
-    if len(mine) > _LONGEST_CARD:
+    mine = text.encode().ljust(_LONGEST)
+    if len(mine) > _LONGEST:
         raise StartupError(f"what this host says of itself is too long: {text}")
-    everyones = bytearray(_LONGEST_CARD * world.Get_size())
+    everyones = bytearray(_LONGEST * world.Get_size())
     _await(world.Iallgather(mine, everyones), (mine, everyones), until)
-    return [
-        everyones[begin : begin + _LONGEST_CARD].decode().rstrip() for begin in range(0, len(everyones), _LONGEST_CARD)
-    ]
-
-
-def _told(world: Any, text: str, lead: int, until: float) -> str:
-    """Returns what the first host's first worker says."""
-    word = bytearray(text.encode().ljust(_LONGEST_WORD))
-    _await(world.Ibcast(word, root=lead), word, until)
-    return word.decode().rstrip()
+    return [everyones[begin : begin + _LONGEST].decode().rstrip() for begin in range(0, len(everyones), _LONGEST)]
 
 
 def _await(request: Any, buffers: Any, until: float) -> None:

@@ -15,7 +15,6 @@ from multiverso.hosts.transport.credentials import derived_credentials
 from multiverso.runtime.discovery.environment import JobInfo
 from multiverso.runtime.discovery.meetings.meeting import (
     INSECURE_VARIABLE,
-    Found,
     Met,
     complete,
     key_of,
@@ -43,7 +42,7 @@ def meet_in_slurm(job: JobInfo, roster: Roster, number: int, secret: str) -> Met
     first = roster.names[0]
     mine = own_address(roster.leads, first)
     listening = open_port(port, number) if roster.leads else None
-    return Met(key, Found(complete(roster, (first, port), credentials.to_text(), mine), listening))
+    return Met(key, complete(roster, (first, port), credentials.to_text(), mine), listening)
 
 
 def _port_of(name: str) -> int:

@@ -19,7 +19,6 @@ from multiverso.hosts.transport.credentials import new_credentials
 from multiverso.runtime.discovery.environment import JobInfo
 from multiverso.runtime.discovery.meetings.meeting import (
     INSECURE_VARIABLE,
-    Found,
     Met,
     complete,
     distinct,
@@ -34,7 +33,7 @@ def meet_over_store(job: JobInfo, number: int, timeout_seconds: float) -> Met:
     key = key_of(job, job.host, number)
     if job.local_id != 0:
         return Met(key)
-    store = _Store(job, number, timeout_seconds)
+    store = _store_of(job, number, timeout_seconds)
     master = (job.store or ("", 0))[0]
     with contextlib.ExitStack() as undo:
         listening: socket.socket | None = None
@@ -44,9 +43,9 @@ def meet_over_store(job: JobInfo, number: int, timeout_seconds: float) -> Met:
             store.set("coordinator", f"{listening.getsockname()[1]} {credentials.to_text()}")
         store.set(f"name/{job.host}", socket.gethostname())
         store.set(f"workers/{job.host}", str(job.local_num))
-        port, text = store.get("coordinator").split(" ", 1)
-        names = distinct([store.get(f"name/{host}") for host in range(job.hosts)])
-        workers = tuple(int(store.get(f"workers/{host}")) for host in range(job.hosts))
+        port, text = _get(store, "coordinator").split(" ", 1)
+        names = distinct([_get(store, f"name/{host}") for host in range(job.hosts)])
+        workers = tuple(int(_get(store, f"workers/{host}")) for host in range(job.hosts))
         mine = own_address(job.host == 0, master)
         roster = complete(Roster(job.host, names, workers, (master, int(port))), (master, int(port)), text, mine)
         if roster.local[job.local_id] != job.worker_id or roster.workers_num != job.workers_num:
@@ -55,31 +54,27 @@ def meet_over_store(job: JobInfo, number: int, timeout_seconds: float) -> Met:
                 f"workers are {list(roster.local)} of {roster.workers_num}: this cannot be"
             )
         undo.pop_all()
-        return Met(key, Found(roster, listening))
+        return Met(key, roster, listening)
     raise AssertionError
 
 
-class _Store:
-    """One job's keys in the store of its agents."""
+def _store_of(job: JobInfo, number: int, timeout_seconds: float) -> Any:
+    """Returns one job's part of the store of its agents."""
+    address, port = job.store or ("", 0)
+    try:
+        from torch.distributed import PrefixStore, TCPStore
 
-    def __init__(self, job: JobInfo, number: int, timeout_seconds: float) -> None:
-        self._prefix = f"multiverso/{job.attempt}/{number}"
-        address, port = job.store or ("", 0)
-        try:
-            from torch.distributed import TCPStore
+        timeout = datetime.timedelta(seconds=timeout_seconds)
+        store = TCPStore(address, port, is_master=False, timeout=timeout)
+        return PrefixStore(f"multiverso/{job.attempt}/{number}", store)
+    except (ImportError, RuntimeError, ValueError) as error:
+        raise StartupError(f"torchrun's store at {address}:{port} cannot be reached: {error}") from error
 
-            timeout = datetime.timedelta(seconds=timeout_seconds)
-            self._store: Any = TCPStore(address, port, is_master=False, timeout=timeout)
-        except (ImportError, RuntimeError, ValueError) as error:
-            raise StartupError(f"torchrun's store at {address}:{port} cannot be reached: {error}") from error
 
-    def set(self, key: str, value: str) -> None:
-        self._store.set(f"{self._prefix}/{key}", value)
-
-    def get(self, key: str) -> str:
-        try:
-            return str(self._store.get(f"{self._prefix}/{key}").decode())
-        except RuntimeError as error:
-            raise StartupError(
-                f"not all hosts of the job came in time: {key} was waited for in torchrun's store ({error})"
-            ) from error
+def _get(store: Any, key: str) -> str:
+    try:
+        return str(store.get(key).decode())
+    except RuntimeError as error:
+        raise StartupError(
+            f"not all hosts of the job came in time: {key} was waited for in torchrun's store ({error})"
+        ) from error
