@@ -1,4 +1,4 @@
-"""How a worker waits: what it looks at between two slices of half a second, which of its threads wait, and barriers.
+"""How a worker waits: what it looks at between two slices of half a second, and which of its threads wait.
 
 At each look: is anyone lost, is it time to give up?
 """
@@ -6,16 +6,14 @@ At each look: is anyone lost, is it time to give up?
 from __future__ import annotations
 
 import ctypes
-import functools
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 
 from multiverso import kernels
 from multiverso.deadline import SLICE_SECONDS, Deadline
 from multiverso.errors import ClosedError, DeadlockError, MultiversoError, WaitTimeoutError, WorkerLostError
-from multiverso.kernels import waits
 from multiverso.layout import words as at
 from multiverso.memory.words import load32, store32, wait_for_change
 from multiverso.runtime.job.control import WorkerState
@@ -282,53 +280,3 @@ class Threads:
         users = [one for one in (self._first, *self._others.values()) if one.ident not in self._blocked]
         moving = any(moves for ident, moves in self._background.items() if ident != me)
         word.value = int(moving or any(thread.ident != me and thread.is_alive() for thread in users))
-
-
-class Barrier:
-    """Owner: the session, to which it does not refer: a cycle would keep the memory until the next collection.
-
-    Attributes:
-        passed: the number of the last barrier that this worker has passed.
-    """
-
-    def __init__(self) -> None:
-        waits.barrier.compiled()  # now, and not while others wait for this worker
-        self.passed = 0
-        self._raised = 0  # the number of one that raised: the next call is its repetition
-
-    def wait(
-        self,
-        session: SessionView,
-        lock: AbstractContextManager[object],
-        tell: Callable[[int], None],
-        deadline: Deadline,
-    ) -> None:
-        """Flushes, arrives at the next barrier (or again at one that raised), and waits for every live worker.
-
-        Args:
-            session: whose barrier it is.
-            lock: lets one thread at a time into a barrier.
-            tell: reports to the node which barrier this worker is about to wait at.
-            deadline: until when.
-
-        Raises:
-            WorkerLostError, NodeLostError, DeadlockError, WaitTimeoutError: ``session.resume`` does, by
-                ``Patience.raise_if_hopeless`` twice a second while it waits.
-            OutOfMemoryError: ``session.raise_if_unsent`` does.
-        """
-        target = 0
-        try:
-            session.flush_until(deadline)
-            with lock:
-                target = self._raised or self.passed + 1
-                arrive = functools.partial(waits.barrier.compiled(), session.control.address, session.worker_id, target)
-                tell(target)
-                code = arrive()
-                if code:
-                    session.resume(code, arrive, deadline, f"barrier {target}")
-                session.raise_if_unsent()
-                self.passed = max(self.passed, target)
-        except BaseException:
-            self._raised = target or self._raised
-            raise
-        self._raised = 0

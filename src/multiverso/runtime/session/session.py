@@ -7,6 +7,7 @@ refuses to be used. Its public methods may be called from any thread.
 from __future__ import annotations
 
 import ctypes
+import functools
 import os
 import threading
 from collections.abc import Callable, Iterator
@@ -28,7 +29,7 @@ from multiverso.runtime.session.holdings import Handle, Handles, Holdings
 from multiverso.runtime.session.liveness import Liveness
 from multiverso.runtime.session.node_client import NodeClient, ask_for_place, raise_if_late, withdraw
 from multiverso.runtime.session.node_link import NodeLink
-from multiverso.runtime.session.patience import Barrier, Patience, Threads
+from multiverso.runtime.session.patience import Patience, Threads
 from multiverso.saying import say
 from multiverso.shards.shard import Shard
 from multiverso.spec.modes import Grace, Quorum, chosen_mode
@@ -120,7 +121,9 @@ class Session(InProcess):
         self.reducing = new_lock()
         # what `shutdown` calls while everything still works
         self.before_end: dict[str, Callable[[], None]] = {}
-        self._barrier = Barrier()
+        waits.barrier.compiled()  # now, and not while others wait for this worker
+        self.barriers = 0  # the number of the last one that this worker has passed, the same in all that have
+        self._raised = 0  # the number of one that raised: the next call is its repetition
         self._link = NodeLink()
         self.node = NodeClient(self, self._link, self._lock)
         self._holdings = Holdings(self, self._link)
@@ -174,7 +177,7 @@ class Session(InProcess):
         self._liveness.begin(self.control, self.worker_id, self._link.connection)
         # before anyone may continue, or the first could pass a barrier that the last does not know of yet
         self.control.activate(self.worker_id, self.fixed_num is None, self.incarnation)
-        self._barrier.passed = self.control.worker(self.worker_id).barrier
+        self.barriers = self.control.worker(self.worker_id).barrier
         what = "the other workers to start"
         self._link.ask(Ready(), deadline.at, what, lambda: raise_if_late(self.control, place.workers_num, deadline))
         self._takes_part = True
@@ -207,22 +210,33 @@ class Session(InProcess):
                 to: all have come to this barrier, and what could not be taken is kept. The same call again looks again.
         """
         self.check_may_wait()
-        self._barrier.wait(self, self._lock, self.node.arrive, self.start_deadline(timeout_seconds))
-
-    @property
-    def barriers(self) -> int:
-        """The number of the last barrier that this worker has passed, which is the same in all that have."""
-        return self._barrier.passed
+        deadline, target = self.start_deadline(timeout_seconds), 0
+        try:
+            self.flush_until(deadline)
+            with self._lock:
+                target = self._raised or self.barriers + 1
+                arrive = functools.partial(waits.barrier.compiled(), self.control.address, self.worker_id, target)
+                self.node.arrive(target)
+                code = arrive()
+                if code:
+                    self.resume(code, arrive, deadline, f"barrier {target}")
+                for handle in self.handles:  # where another host does not take what this one's workers have added
+                    handle._raise_if_unsent()
+                self.barriers = max(self.barriers, target)
+        except BaseException:
+            self._raised = target or self._raised
+            raise
+        self._raised = 0
 
     def count_barriers(self, number: int) -> None:
         """Counts this worker as past so many barriers, where it continues from a place behind them.
 
         All see it: it comes to none of these, so that no worker waits for it there.
         """
-        if number > self._barrier.passed:
+        if number > self.barriers:
             self.node.arrive(number)
             self.control.reach(self.worker_id, number)
-            self._barrier.passed = number
+            self.barriers = number
 
     def flush(self, timeout_seconds: float | None = None) -> None:
         """Waits until this worker's pending asynchronous operations on all tables are done.
@@ -236,11 +250,6 @@ class Session(InProcess):
         """Like `flush`, for callers that already have a deadline."""
         for handle in self.handles:
             handle._flush_until(deadline)
-
-    def raise_if_unsent(self) -> None:
-        """At a barrier: raises where another host does not take what this one's workers have added."""
-        for handle in self.handles:
-            handle._raise_if_unsent()
 
     # -- tables ----------------------------------------------------------------------------------------------
 

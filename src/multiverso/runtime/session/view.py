@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Protocol
 
 from multiverso.deadline import Deadline
@@ -22,6 +21,7 @@ class SessionView(Protocol):
         fixed_num: how many workers the job has; None where they come and go.
         incarnation: how many processes had this worker's number before, and died.
         worker_id: this worker's number.
+        barriers: the number of the last barrier that this worker has passed, which is the same in all that have.
     """
 
     closed: str | None
@@ -30,14 +30,11 @@ class SessionView(Protocol):
     fixed_num: int | None
     incarnation: int
     worker_id: int
+    barriers: int
 
     @property
     def hosts(self) -> tuple[str, ...]:
         """The names of the hosts of a job on several; nothing for a job on one."""
-
-    @property
-    def barriers(self) -> int:
-        """The number of the last barrier that this worker has passed."""
 
     def count_barriers(self, number: int) -> None:
         """Counts this worker as past so many barriers."""
@@ -66,12 +63,3 @@ class SessionView(Protocol):
 
     def start_deadline(self, timeout_seconds: float | None = None) -> Deadline:
         """Begins the time of a call that may wait."""
-
-    def resume(self, code: int, again: Callable[[], int], deadline: Deadline | None, what: str) -> None:
-        """Takes an unfinished kernel call up again until it is done, or cannot be."""
-
-    def flush_until(self, deadline: Deadline) -> None:
-        """Waits until this worker's pending operations are done."""
-
-    def raise_if_unsent(self) -> None:
-        """At a barrier: raises where another host does not take what this one's workers have added."""
