@@ -132,9 +132,7 @@ def _until_refused(source: random.Random, most: int) -> int:
     link.connect(1)
     around = Neighbour(Rounds(0, range(2), lambda peer: None), 1)
     around.connect(1)
-    readers: dict[Carried, Reader] = {
-        end: Reader(end.accept) for end in (link, around)
-    }  # each protocol has a connection
+    readers: dict[Carried, Reader] = {end: Reader() for end in (link, around)}  # each protocol has a connection
     opened = Opened(copy.elements, ("float32", "float64", "int32", "int64").index(spec.dtype), copy.chunks[0].size, 0)
     _feed(readers[link], link, Header(frames.OPEN, table=1, length=24).pack() + opened.pack())
     done = 0
@@ -185,11 +183,14 @@ def _feed(reader: Reader, carried: Carried, data: bytes) -> None:
         count = min(len(room), len(data), HEADER_BYTES)
         room[:count] = data[:count]
         data = data[count:]
-        whole = reader.filled(count)
-        while whole is not None:
+        reader.filled(count)
+        while True:
+            if (begun := reader.begin()) is not None:
+                reader.place(carried.accept(begun))
+            if (whole := reader.whole()) is None:
+                break
             with np.errstate(all="ignore"):
                 carried.arrived(*whole, 0.0)
-            whole = reader.filled(0)
 
 
 def main() -> None:

@@ -227,7 +227,7 @@ def test_who_waits_leaves_nothing_in_openssl_that_would_wake_nobody() -> None:
     with connected() as (first, second, socket_of_first):
         socket_of_first.settimeout(None)
         peer = Peer(1, Link(0, 1, Pace(0)), Pace(0), None, "test")
-        peer._channel, peer._reader = first, Reader(peer._carried.accept)
+        peer._channel, peer._reader = first, Reader()
         many = 1000  # more than is read at a time
         second.send(Header(NEWS).pack() * many)
         peer.receive_now()

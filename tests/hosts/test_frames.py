@@ -13,16 +13,19 @@ from multiverso.hosts.values.frames import ANSWER, NEWS, PUSH
 
 def bodies_of(stream: bytes, cuts: random.Random, skip: int) -> list[tuple[Header, bytes | None]]:
     """What a reader makes of a stream that comes in pieces; frames of table ``skip`` are not wanted."""
-    reader = Reader(lambda header: None if header.table == skip else memoryview(bytearray(header.length)))
+    reader = Reader()
     found: list[tuple[Header, bytes | None]] = []
     while stream:
         room = reader.room()
         count = min(len(room), len(stream), cuts.choice((1, 23, 24, 25, 4_000, 1 << 20)))
         room[:count], stream = stream[:count], stream[count:]
-        whole = reader.filled(count)
-        while whole is not None:
+        reader.filled(count)
+        while True:
+            if (begun := reader.begin()) is not None:
+                reader.place(None if begun.table == skip else memoryview(bytearray(begun.length)))
+            if (whole := reader.whole()) is None:
+                break
             found.append((whole[0], None if whole[1] is None else whole[1].tobytes()))
-            whole = reader.filled(0)
     assert not reader.inside
     return found
 

@@ -241,7 +241,7 @@ class World:
         for sender, receiver in (ends, ends[::-1]):
             end = receiver.carried(sender.number)
             assert end is not None
-            made.readers[receiver.number] = Reader(end.accept)
+            made.readers[receiver.number] = Reader()
 
             made.inbox[receiver.number] = deque()
 
@@ -339,11 +339,14 @@ class World:
                 count = min(len(room), len(data))
                 room[:count] = data[:count]
                 data = data[count:]
-                whole = reader.filled(count)
-                while whole is not None:
+                reader.filled(count)
+                while True:
+                    if (begun := reader.begin()) is not None:
+                        reader.place(link.accept(begun))
+                    if (whole := reader.whole()) is None:
+                        break
                     link.arrived(*whole, self.clock.now)
                     receiver.pace.spent(self.clock.now, _KERNEL_SECONDS)
-                    whole = reader.filled(0)
         except ProtocolError as error:
             self.refused += 1
             self.say(f"host {receiver.number} ends {low}-{high}: {error}")

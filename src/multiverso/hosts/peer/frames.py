@@ -7,7 +7,6 @@ big-endian; the arrays in a body are little-endian, as they lie in memory on eve
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -100,14 +99,14 @@ class Reader:
     """Puts a stream of bytes together to frames, in memory that the receiver of a frame provides.
 
     What comes is taken from the connection up to 16 KiB at a time, so that a small frame is there at once, header
-    and body; what is left of a large one goes to its memory directly.
+    and body; what is left of a large one goes to its memory directly. After each `filled`, until there is no more::
 
-    Args:
-        accept: gets a header, checks it, and returns the memory for the body, of its length; or None to skip it.
+        if (header := reader.begin()) is not None:
+            reader.place(memory for the body)
+        frame = reader.whole()
     """
 
-    def __init__(self, accept: Callable[[Header], memoryview | None]) -> None:
-        self._accept = accept
+    def __init__(self) -> None:
         self._buffer = memoryview(bytearray(_BUFFER_BYTES))
         self._low = self._high = 0  # where in the buffer what has come begins, and ends
         self._header: Header | None = None  # whose body is not whole yet
@@ -130,44 +129,47 @@ class Reader:
             return self._scratch[: self._header.length - self._got]
         return self._body[self._got :]
 
-    def filled(self, count: int) -> tuple[Header, memoryview | None] | None:
-        """Takes note of how many bytes came; returns a frame once it is whole (None as its body if it was skipped).
-
-        After a frame, call it with 0 for the next one: several may have come at once.
-
-        Raises:
-            ProtocolError: the header is refused.
-        """
-        header = self._header
-        if header is None:
+    def filled(self, count: int) -> None:
+        """Takes note of how many bytes came."""
+        if self._header is None:
             self._high += count
-            header = self._next()
-            if header is None:
-                return None
         else:
             self._got += count
-        if self._got < header.length:
-            self._header = header
-            return None
-        body, self._header, self._body = self._body, None, None
-        return header, body
 
-    def _next(self) -> Header | None:
-        """Takes a header from the buffer, and what of its body is there."""
+    def begin(self) -> Header | None:
+        """Returns the next header once it is whole; `place` follows.
+
+        Raises:
+            ProtocolError: no node sends it.
+        """
         low, high = self._low, self._high
+        if self._header is not None:
+            return None
         if high - low < HEADER_BYTES:
             self._buffer[: high - low] = self._buffer[low:high]
             self._low, self._high = 0, high - low
             return None
-        header = Header.unpack(self._buffer, low)
-        body = self._body = self._accept(header)
-        low += HEADER_BYTES
-        got = self._got = min(header.length, high - low)
+        self._header, self._low = Header.unpack(self._buffer, low), low + HEADER_BYTES
+        return self._header
+
+    def place(self, body: memoryview | None) -> None:
+        """Gives the body of the frame that has begun its memory, of its length; None: it is skipped."""
+        assert self._header is not None
+        low, high = self._low, self._high
+        got = min(self._header.length, high - low)
         if got and body is not None:
             body[:got] = self._buffer[low : low + got]
         low += got
         self._low, self._high = (low, high) if low < high else (0, 0)
-        return header
+        self._body, self._got = body, got
+
+    def whole(self) -> tuple[Header, memoryview | None] | None:
+        """Returns the frame that has begun once it is whole; None as its body if that was skipped."""
+        header, body = self._header, self._body
+        if header is None or self._got < header.length:
+            return None
+        self._header = self._body = None
+        return header, body
 
 
 class Carried:

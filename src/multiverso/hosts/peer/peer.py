@@ -296,7 +296,7 @@ class Peer:
                 sender.start()
             except RuntimeError as error:  # the system gives no thread, perhaps not for long
                 raise MemoryError(str(error)) from error
-            self._reader = Reader(self._carried.accept)
+            self._reader = Reader()
             self._receive(channel)
         finally:
             ended.set()
@@ -371,14 +371,17 @@ class Peer:
         count = recv(reader.room())
         if count:
             self.bytes_received += count
-            whole = reader.filled(count)
-            while whole is not None:
+            reader.filled(count)
+            while True:
+                if (begun := reader.begin()) is not None:
+                    reader.place(self._carried.accept(begun))
+                if (whole := reader.whole()) is None:
+                    break
                 header, body = whole
                 if self._carried.arrived(header, body, time.monotonic()):
                     self._leaves_some |= self._pump_leaves_some()
                 self._got_on |= header.length > 0 and header.kind != GREETING
                 self._uncounted += 1 + header.length // _SMALL_BYTES
-                whole = reader.filled(0)
         return count
 
     def _tell(self) -> None:
