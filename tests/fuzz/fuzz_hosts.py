@@ -27,7 +27,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent / "hosts"))
 
 from fabric_support import Adder, barrier, fabrics, new_shard
 
-from multiverso.hosts.peer.frames import HEADER_BYTES, Carried, Header, ProtocolError, Reader
+from multiverso.hosts.peer.frames import HEADER_BYTES, RECEIVED, Carried, Header, ProtocolError, Reader
 from multiverso.hosts.peer.resources import Pace
 from multiverso.hosts.rounds.frames import KINDS as KINDS_OF_ROUNDS
 from multiverso.hosts.rounds.neighbour import Neighbour
@@ -134,16 +134,15 @@ def _until_refused(source: random.Random, most: int) -> int:
     around.connect(1)
     readers: dict[Carried, Reader] = {end: Reader() for end in (link, around)}  # each protocol has a connection
     opened = Opened(copy.elements, ("float32", "float64", "int32", "int64").index(spec.dtype), copy.chunks[0].size, 0)
-    _feed(readers[link], link, Header(frames.OPEN, table=1, length=24).pack() + opened.pack())
+    _feed(readers[link], link, Header(frames.OPEN, table=1, length=24, number=1).pack() + opened.pack())
     done = 0
     try:
         while done < most:
             done += 1
             link.look(0.0)
-            sent = link.next(0.0)
-            if sent is not None:
-                link.sent(sent)
-            data = _frame(source, spec, None if sent is None else sent.header)
+            while (sent := link.next(0.0)) is not None and sent.header.kind != frames.PUSH:
+                pass
+            data = _frame(source, spec, link, None if sent is None else sent.header)
             end: Carried = around if data[0] in KINDS_OF_ROUNDS else link
             _feed(readers[end], end, data)
     except ProtocolError:
@@ -151,7 +150,7 @@ def _until_refused(source: random.Random, most: int) -> int:
     return done
 
 
-def _frame(source: random.Random, spec: TableSpec, sent: Header | None) -> bytes:
+def _frame(source: random.Random, spec: TableSpec, link: Link, sent: Header | None) -> bytes:
     """A frame that is nearly right: an answer to what was sent, or a push, with some of it changed."""
     size = min(spec.elements, 64 // spec.itemsize) * spec.itemsize
     fields: dict[str, Any] = {
@@ -159,18 +158,23 @@ def _frame(source: random.Random, spec: TableSpec, sent: Header | None) -> bytes
         "table": 1,
         "chunk": source.randrange(4),
         "length": size,
-        "number": source.choice((1, 1, 2, 3)),
+        "received": link._sent,
     }
-    if sent is not None and sent.kind == frames.PUSH and source.random() < 0.6:
-        fields |= {"kind": frames.ANSWER, "chunk": sent.chunk, "number": sent.number}
-    if fields["kind"] == frames.PUSH and fields["number"] == 1:
+    if sent is not None and source.random() < 0.6:
+        fields |= {"kind": frames.ANSWER, "chunk": sent.chunk}
+    if fields["kind"] in KINDS_OF_ROUNDS:
+        fields["number"] = source.choice((1, 1, 2, 3))
+    elif fields["kind"] != RECEIVED:
+        fields["number"] = link._received + 1
+    here = link._tables[1].here.get(fields["chunk"])
+    if fields["kind"] == frames.PUSH and here is not None and here.fresh:
         fields["flags"] = frames.FRESH
-    if fields["kind"] in (frames.CLOSE, frames.NEWS):
+    if fields["kind"] in (frames.CLOSE, frames.NEWS, RECEIVED):
         fields["length"] = 0
     if fields["kind"] == frames.OPEN:
         fields["length"] = 24
     for _ in range(source.choice((0, 0, 0, 1, 1, 3))):
-        name = source.choice(("kind", "wire", "flags", "table", "chunk", "length", "number"))
+        name = source.choice(("kind", "wire", "flags", "table", "chunk", "length", "number", "received"))
         most = {"kind": 255, "wire": 255, "flags": 65535}.get(name, 2**32 - 1)
         fields[name] = min(most, source.choice((*_NUMBERS, source.randrange(8))))
     body = source.randbytes(min(fields["length"], 400))

@@ -107,7 +107,7 @@ def test_a_stream_keeps_little_of_what_was_received_and_refuses_nonsense() -> No
     with pytest.raises(ProtocolError, match="after message"):
         new_stream().accept(Header(MESSAGE, length=10, number=2))
     with pytest.raises(ProtocolError, match="is said to be received"):
-        new_stream().accept(Header(MESSAGE, chunk=1))
+        new_stream().accept(Header(MESSAGE, number=1, received=1))
     with pytest.raises(ProtocolError, match="longest"):
         new_stream().accept(Header(MESSAGE, length=LONGEST_MESSAGE + 1, number=1))
     with pytest.raises(ValueError, match="longest"):

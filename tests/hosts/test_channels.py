@@ -229,7 +229,7 @@ def test_who_waits_leaves_nothing_in_openssl_that_would_wake_nobody() -> None:
         peer = Peer(1, Link(0, 1, Pace(0)), Pace(0), None, "test")
         peer._channel, peer._reader = first, Reader()
         many = 1000  # more than is read at a time
-        second.send(Header(NEWS).pack() * many)
+        second.send(b"".join(Header(NEWS, number=number).pack() for number in range(1, many + 1)))
         peer.receive_now()
         assert peer.bytes_received == many * HEADER_BYTES
 

@@ -19,7 +19,7 @@ from multiverso.errors import NodeLostError, WorkerLostError
 from multiverso.hosts.control.connections import Talk
 from multiverso.hosts.control.messages import Alone
 from multiverso.hosts.peer.conversation import Conversation, Timeouts
-from multiverso.hosts.peer.frames import HEADER_BYTES, Header
+from multiverso.hosts.peer.frames import HEADER_BYTES, RECEIVED, Header
 from multiverso.hosts.peer.messages import MESSAGE
 from multiverso.hosts.transport.channel import Plain
 from multiverso.hosts.transport.handshake import Hello
@@ -106,7 +106,7 @@ def test_a_host_that_has_just_connected_again_is_heard_out_before_it_counts_as_l
     now = 5.5
     conversation.connect(1)
     assert not conversation.why_lost(8.4)
-    conversation.arrived(Header(MESSAGE), None, 8.4)
+    conversation.arrived(Header(RECEIVED), None, 8.4)
     assert not conversation.why_lost(14.3)
     assert conversation.why_lost(14.5) == "it was silent for 6 s"
 
@@ -200,7 +200,7 @@ def test_a_connection_that_comes_after_a_newer_one_is_closed_and_changes_nothing
     heard: list[bytes] = []
     talk, there = new_talk(heard), Plain(other)
     talk.peer.offer(Plain(newer), replace(HELLO, generation=2))
-    assert read_frame(there) == (Header(MESSAGE), b"")
+    assert read_frame(there) == (Header(RECEIVED), b"")
     talk.peer.offer(Plain(older), HELLO)
     with late:
         assert late.recv(1) == b""
@@ -217,7 +217,7 @@ def test_what_was_said_last_reaches_a_host_that_is_slow_to_read_it() -> None:
     heard: list[bytes] = []
     talk, other = new_talk(heard), Plain(there)
     talk.peer.offer(Plain(here), HELLO)
-    assert read_frame(other) == (Header(MESSAGE), b"")
+    assert read_frame(other) == (Header(RECEIVED), b"")
     other.send(Header(MESSAGE, number=1, length=2).pack() + b"{}")
     wait_for(lambda: heard)
     talk.say(b"x" * (4 << 20))  # more than the system keeps

@@ -36,7 +36,7 @@ def test_a_seed_makes_the_same_schedule_again() -> None:
 @pytest.mark.parametrize(
     ("header", "match"),
     [
-        (Header(MESSAGE, chunk=1), "said to be received"),
+        (Header(MESSAGE, number=1, received=1), "said to be received"),
         (Header(MESSAGE, number=3), "came after message"),
         (Header(MESSAGE, length=5), "a message of 5 bytes"),
         (Header(MESSAGE, flags=ENDS, length=1 << 20), "a message of"),

@@ -308,7 +308,6 @@ class World:
             return
         host.pace.spent(self.clock.now, _KERNEL_SECONDS)
         data = outgoing.header.pack() + bytes(outgoing.body)
-        link.sent(outgoing)
         if self.trace is not None:
             self.say(f"{host.number} -> {peer.number}  {outgoing.header}")
         kept = self.history.setdefault((host.number, peer.number), [])

@@ -99,7 +99,7 @@ class Conversation(Stream):
     @property
     def has_words(self) -> bool:
         """Whether something is to be sent before this side may end."""
-        return self._connected and ((self._ready and self._sent < self._last) or self._end is not None)
+        return super().has_words or (self._connected and self._end is not None)
 
     def wait(self, now: float) -> float | None:
         """Returns the seconds until there is something to send, at least the next beat."""

@@ -1,4 +1,4 @@
-"""Frames between two nodes: a header of 24 bytes and what it announces. No length is believed before it is checked.
+"""Frames between two nodes: a header of 32 bytes and what it announces. No length is believed before it is checked.
 
 What a kind of frame means is known to its protocol alone (`Carried`); ``docs/protocol.md`` lists them. The numbers are
 big-endian; the arrays in a body are little-endian, as they lie in memory on every machine that we run on.
@@ -7,20 +7,28 @@ big-endian; the arrays in a body are little-endian, as they lie in memory on eve
 from __future__ import annotations
 
 import struct
+import threading
+from collections import deque
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from multiverso.errors import MultiversoError
-from multiverso.hosts.peer.resources import Array
+from multiverso.hosts.peer.resources import Array, Buffers
+from multiverso.hosts.transport.channel import RefusedError
 
 # A connection begins with frames of this kind: that one came does not say that the others will.
 GREETING = 1
 
-_HEADER = struct.Struct("!BBHIIIQ")
+RECEIVED = 7  # a frame without a number: it only says how far this side is
+
+_HEADER = struct.Struct("!BBHIIIQQ")
 HEADER_BYTES = _HEADER.size
 LONGEST_BODY = 1 << 31
 _SKIP_BYTES = 1 << 16
 _BUFFER_BYTES = (1 << 14) + HEADER_BYTES
+# so much has been received since the last acknowledgement: the other side keeps what follows that
+_SAY_BYTES = 1 << 20
+_SAY_FRAMES = 64
 
 
 class ProtocolError(MultiversoError, ConnectionError):
@@ -37,7 +45,8 @@ class Header(NamedTuple):
         table: number of the table in the job.
         chunk: number of the chunk in the table.
         length: bytes of the body.
-        number: counts what must not be applied twice, from 1; 0: it may be.
+        number: of what arrives once and in order (`Numbered`), from 1; of rounds, see ``rounds/frames.py``.
+        received: the number of the last such frame that has come from the other side.
     """
 
     kind: int
@@ -47,6 +56,7 @@ class Header(NamedTuple):
     chunk: int = 0
     length: int = 0
     number: int = 0
+    received: int = 0
 
     def pack(self) -> bytes:
         """Returns it as it travels."""
@@ -75,7 +85,7 @@ class Outgoing:
 
     header: Header
     body: memoryview = NOTHING
-    buffer: Array | None = None  # goes back when it is sent
+    buffer: Array | None = None  # goes back when it has arrived
     more: tuple[Body, ...] = ()  # of the body
 
 
@@ -206,16 +216,13 @@ class Carried:
         return 0.0
 
     def next(self, now: float, most_new: int = LONGEST_BODY) -> Outgoing | None:
-        """Returns the next frame to send; `sent` follows, whatever came of it.
+        """Returns the next frame to send; its memory does not change before that is done.
 
         Args:
             now: the time.
             most_new: bytes of the body of a frame that is computed in this call; a longer one is left for another.
         """
         return None
-
-    def sent(self, outgoing: Outgoing) -> None:
-        """A frame is sent, or will not be: its memory is free again."""
 
     def accept(self, header: Header) -> memoryview | None:
         """Checks a header; returns memory for its body, or None for one that is no longer wanted.
@@ -235,3 +242,117 @@ class Carried:
 
     def wake(self) -> None:
         """Wakes those who wait for what has arrived: late, as they have to wait for this thread's interpreter."""
+
+
+class Numbered(Carried):
+    """Frames of which each arrives exactly once and in order, through any number of cut connections.
+
+    They are numbered from 1 and kept until the other side has said that it has them; on a new connection both say first
+    how far they are, and continue from there. Nothing outlives a node: one that returns is a new incarnation, and
+    nothing that was said to the last one is for it.
+
+    A thread that reads or changes the state holds the lock.
+
+    Args:
+        pool: where buffers come from and go back to.
+    """
+
+    def __init__(self, pool: Buffers) -> None:
+        self._pool, self._lent = pool, 0  # buffers of frames that have not arrived
+        self._lock = threading.RLock()
+        self._kept: deque[Outgoing] = deque()  # the last ones, which are not known to be received
+        self._last = 0  # the number of the last one put
+        self._sent = 0  # of the last one that went out over this connection
+        self._received = 0
+        self._unsaid_bytes = self._unsaid = 0
+        self._say = False
+        # ready: the other side has said on this connection how far it is
+        self._connected = self._ready = False
+        self._incarnation: int | None = None
+
+    def post(self, frame: Outgoing) -> None:
+        """A frame for the other side; its memory must not change, and a buffer goes back once it has arrived."""
+        with self._lock:
+            self._last += 1
+            self._lent += frame.buffer is not None
+            self._kept.append(frame)
+
+    def connect(self, incarnation: int) -> None:
+        """A new connection: what is not known to be received goes again, once the other side has spoken.
+
+        Raises:
+            RefusedError: the other node is a new one.
+        """
+        with self._lock:
+            if self._incarnation not in (None, incarnation):
+                raise RefusedError("its node has restarted, and knows nothing of what was under way")
+            self._incarnation = incarnation
+            self._connected = self._say = True
+            self._ready = False
+
+    def cut(self) -> None:
+        """The connection has ended."""
+        with self._lock:
+            self._connected = self._ready = False
+
+    @property
+    def has_words(self) -> bool:
+        """Whether a frame can be sent, which is to be done before this side may end."""
+        return self._ready and self._sent < self._last
+
+    @property
+    def has_something(self) -> bool:
+        """Whether there is something to send."""
+        return self._speaks()
+
+    def _speaks(self) -> bool:
+        return (self._ready and self._sent < self._last) or (self._say and self._connected)
+
+    def wait(self, now: float) -> float | None:
+        """Returns 0 where there is something to send."""
+        return 0.0 if self.has_something else None
+
+    def next(self, now: float, most_new: int = LONGEST_BODY) -> Outgoing | None:
+        """Returns the next frame, or how far this side is, or None."""
+        with self._lock:
+            if self._ready and self._sent < self._last:
+                frame, number = self._kept[self._sent - self._last], self._sent + 1
+                self._sent = number
+            elif self._say and self._connected:
+                frame, number = Outgoing(Header(RECEIVED)), 0
+            else:
+                return None
+            self._say, self._unsaid, self._unsaid_bytes = False, 0, 0
+            frame.header = tuple.__new__(Header, (*frame.header[:6], number, self._received))
+            return frame
+
+    def is_new(self, header: Header) -> bool:
+        """Notes how far the other side is; returns whether a frame has not come before, so that `note` follows.
+
+        Raises:
+            ProtocolError: it is not the next one.
+        """
+        number, received = header.number, header.received
+        if (number > 0) == (header.kind == RECEIVED) or (header.length and not number):
+            raise ProtocolError(f"a message of {header.length} bytes of kind {header.kind} has the number {number}")
+        with self._lock:
+            if not self._last - len(self._kept) <= received <= self._last:
+                raise ProtocolError(f"message {received} is said to be received, of {self._last}")
+            while self._last - len(self._kept) < received:
+                if (buffer := self._kept.popleft().buffer) is not None:
+                    self._lent -= 1
+                    self._pool.give(buffer)
+            if not self._ready:
+                self._ready, self._sent = True, received
+            if number > self._received + 1:
+                raise ProtocolError(f"message {number} came after message {self._received}")
+            return number > self._received
+
+    def note(self, header: Header) -> None:
+        """A new frame has arrived, and does not have to come again."""
+        with self._lock:
+            self._received = header.number
+            self._unsaid += 1
+            self._unsaid_bytes += header.length
+            if self._unsaid >= _SAY_FRAMES or self._unsaid_bytes >= _SAY_BYTES:
+                self._say = True

@@ -144,15 +144,9 @@ class Peer:
                 return self._carried.wait(time.monotonic()) is not None
             if not channel.send_now(outgoing.header.pack(), outgoing.body, *outgoing.more):
                 return True
-            self._sent()
+            self._unsent = None
             if not self._carried.has_something:
                 return False
-
-    def _sent(self) -> None:
-        """What `pump` has begun to send is sent, or its connection has ended."""
-        unsent, self._unsent = self._unsent, None
-        if unsent is not None:
-            self._carried.sent(unsent)
 
     def offer(self, channel: Channel, hello: Hello) -> None:
         """The peer has connected. It takes the place of an older connection, whose threads end first."""
@@ -307,8 +301,7 @@ class Peer:
             with self._receiving:
                 self._reader = None
             with self._sending:
-                self._live = None
-                self._sent()
+                self._live = self._unsent = None
             with self._wake:
                 self._busy_before += channel.busy_seconds()
                 self._channel = None
@@ -417,13 +410,10 @@ class Peer:
                 return
             with self._sending:
                 channel.flush()
-                self._sent()
+                self._unsent = None
                 outgoing = self._next()
                 if outgoing is not None:
-                    try:
-                        channel.send(outgoing.header.pack(), outgoing.body, *outgoing.more)
-                    finally:
-                        self._carried.sent(outgoing)
+                    channel.send(outgoing.header.pack(), outgoing.body, *outgoing.more)
             if self._closing_soon and not self._has_words:
                 with self._wake:
                     self._wake.notify_all()

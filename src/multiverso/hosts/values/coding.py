@@ -31,7 +31,7 @@ def make_push(table: LinkTable, part: Away, header: Header, ticket: int, pool: B
         length, rest = frame.nbytes if found & SOME else 0, bool(found & REST)
     elif copy.run(differ, part.chunk, part.agreed, frame):
         wire, length, buffer = _coded(table, part, buffer, frame, pool)
-    made = Header(header.kind, wire, header.flags, header.table, header.chunk, length, header.number)
+    made = Header(header.kind, wire, header.flags, header.table, header.chunk, length)
     return UnderWay(made, view(buffer, length), buffer, rest, ticket)
 
 
@@ -40,10 +40,9 @@ def take_push(
 ) -> tuple[Header, Array]:
     """Adds a push to the home's values; returns the answer's header and memory.
 
-    ``part.applied`` is its number once it is added: also where the answer fails, for lack of memory.
-
     Raises:
         ProtocolError: it is not a coded difference; nothing has changed.
+        MemoryError: nothing has changed either.
     """
     copy, chunk = table.held.home, part.chunk
     buffer = _decoded(part, header, buffer, pool)
@@ -59,38 +58,31 @@ def take_push(
             if copy.convex:  # what the host has, less what comes: S as it would be before
                 np.subtract(part.agreed, frame, out=before)
             copy.run(land, chunk, before, frame)  # into the values alone: S has it already
-            part.applied = header.number
             header = header._replace(length=0)
         pool.give(spare)
     if header.flags & frames.FRESH:
         copy.run(begin, chunk, part.agreed, frame)
-        part.applied = header.number
         length = frame.nbytes if frame.any() else 0
         return _answer(header, frames.VALUE, codecs.NATIVE, length, frames.WHOLE), buffer
     wire = codecs.NATIVE if header.flags & frames.URGENT else table.held.wire.number
     if wire == codecs.NATIVE:
         found = copy.run(serve if header.length else push, chunk, part.agreed, frame)
-        part.applied = header.number
         length, flags = frame.nbytes if found & SOME else 0, 0 if found & REST else frames.WHOLE
         return _answer(header, frames.ANSWER, wire, length, flags), buffer
     if header.length:
         copy.run(land, chunk, part.agreed, frame)
-    part.applied = header.number
     if not copy.run(differ, chunk, part.agreed, frame):
         return _answer(header, frames.ANSWER, wire, 0, frames.WHOLE), buffer
-    wire, length, buffer = _coded(table, part, buffer, frame, pool)
+    try:
+        wire, length, buffer = _coded(table, part, buffer, frame, pool)
+    except MemoryError:  # it is added, and has to be answered
+        frame[:] = part.agreed
+        return _answer(header, frames.VALUE, codecs.NATIVE, frame.nbytes, 0), buffer
     return _answer(header, frames.ANSWER, wire, length, 0), buffer
 
 
-def repeat_answer(table: LinkTable, part: Here, header: Header, buffer: Array) -> tuple[Header, Array]:
-    """The answer to a push that was applied before: S itself."""
-    frame = numbers(part, buffer)
-    frame[:] = part.agreed
-    return _answer(header, frames.VALUE, codecs.NATIVE, frame.nbytes, 0), buffer
-
-
 def _answer(push: Header, kind: int, wire: int, length: int, flags: int) -> Header:
-    return Header(kind, wire, flags, push.table, push.chunk, length, push.number)
+    return Header(kind, wire, flags, push.table, push.chunk, length)
 
 
 def take_answer(table: LinkTable, part: Away, header: Header, buffer: Array, pool: Buffers) -> None:

@@ -5,16 +5,16 @@ from __future__ import annotations
 import struct
 from typing import NamedTuple
 
-from multiverso.hosts.peer.frames import GREETING
+from multiverso.hosts.peer.frames import GREETING, RECEIVED
 
 # kinds
 OPEN = GREETING  # this side has the table: body says its size, so that both mean the same
 CLOSE = 2  # this side has it no more
 PUSH = 3  # host to home: a difference
 ANSWER = 4  # home to host: a difference
-VALUE = 5  # home to host: S itself, where the answer was lost, or to a first push
+VALUE = 5  # home to host: S itself, to a first push, or where there is no memory for another answer
 NEWS = 6  # home to host: its values have changed since its last answers
-KINDS = frozenset((OPEN, CLOSE, PUSH, ANSWER, VALUE, NEWS))
+KINDS = frozenset((OPEN, CLOSE, PUSH, ANSWER, VALUE, NEWS, RECEIVED))
 
 # flags
 FRESH = 1  # of PUSH: the first between the two since the table was opened

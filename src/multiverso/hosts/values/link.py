@@ -1,20 +1,17 @@
-"""One pair of hosts, seen from one of them: what is pushed, answered, sent again. No sockets, no clock, no threads.
+"""One pair of hosts, seen from one of them: what is pushed and what is answered. No sockets, no clock, no threads.
 
 Of a table's chunks some have their home here, some at the peer, the rest elsewhere. A link pushes what belongs to the
-peer and answers what the peer pushes; both go over one connection, and over the next after that is cut::
+peer and answers what the peer pushes; all of it arrives exactly once and in order (`Numbered`)::
 
     this host                          its peer, the chunk's home
-    PUSH n: V - S      ------------>   not seen yet: T and S take it
-                       <------------   ANSWER n: T - S
-    PUSH n again       ------------>   n is the last that was applied: the answer was lost
-                       <------------   VALUE n: S itself
-    PUSH 1 (FRESH)     ------------>   T takes it, S = T
-                       <------------   VALUE 1: S
+    PUSH (FRESH)       ------------>   the first: T takes it, S = T
+                       <------------   VALUE: S
+    PUSH: V - S        ------------>   T and S take it
+                       <------------   ANSWER: T - S
                        <------------   NEWS: T has changed since your last pass
 
-One frame of a chunk is under way at a time, and a window of chunks. What is under way is kept until it is answered,
-and sent again when a new connection has begun; it is applied exactly once, with nothing to remember but the number of
-the last push of each chunk. A pass over a table begins when this host's workers have changed it, when news came, or
+One frame of a chunk is under way at a time, and a window of chunks. What is under way is kept until it is answered, and
+taken back if the peer is lost. A pass over a table begins when this host's workers have changed it, when news came, or
 when the last one still found differences; a table at rest sends nothing.
 
 Two threads may call a link at once, one that sends (``next``) and one that receives (``accept``, ``arrived``; what
@@ -31,7 +28,7 @@ from collections.abc import Callable, Iterable, Iterator
 import numpy as np
 
 from multiverso.errors import ClosedError, MultiversoError
-from multiverso.hosts.peer.frames import LONGEST_BODY, Header, Outgoing, ProtocolError
+from multiverso.hosts.peer.frames import LONGEST_BODY, Header, Outgoing
 from multiverso.hosts.peer.resources import Array, Pace
 from multiverso.hosts.transport.channel import megabytes_for
 from multiverso.hosts.values import codecs, frames
@@ -62,7 +59,6 @@ class Link(Receiving):
         super().__init__(peer, window, pace, settled)
         self.me = me
         self._pace = pace
-        self._incarnation: int | None = None
         self._ticket = 0
 
     # -- tables ----------------------------------------------------------------------------------------------
@@ -93,8 +89,7 @@ class Link(Receiving):
             table = self._tables.pop(number)
             self._closed.add(number)
             self._queues.forget(table)
-            if self._connected:
-                self._queues.words.append(Outgoing(Header(frames.CLOSE, table=number)))
+            self.post(Outgoing(Header(frames.CLOSE, table=number)))
             for ticket in self._tickets:
                 ticket.left -= set(table.away.values())
 
@@ -126,7 +121,6 @@ class Link(Receiving):
         """
         with self._lock:
             table = self._tables[number]
-            was_ready = table.ready
             for chunk, agreed in away.items():
                 table.away[chunk] = Away(table.held.copy.chunks[chunk], agreed.copy())
                 table.again.add(chunk)
@@ -135,49 +129,13 @@ class Link(Receiving):
                 table.here[chunk] = Here(part, np.zeros(part.size, table.held.copy.dtype))
             table.opened = table.opened._replace(epoch=epoch)
             self._say_open(table)
-            if table.ready and not was_ready:
-                self._queues.send_again(table)
 
     # -- the connection --------------------------------------------------------------------------------------
-
-    def connect(self, incarnation: int) -> None:
-        """A connection has begun, with a peer of this incarnation; nothing came over it yet.
-
-        Raises:
-            ProtocolError: the peer has begun again, and what lived there is lost: homes have to be reassigned.
-        """
-        with self._lock:
-            if self._incarnation not in (None, incarnation):
-                if any(part.number for table in self._tables.values() for part in table.away.values()):
-                    raise ProtocolError(f"host {self.peer} has restarted: what had its home there is lost")
-                for table in self._tables.values():
-                    for here in table.here.values():
-                        here.applied = 0
-            self._incarnation = incarnation
-            self._drop()
-            self._connected = True
-            for table in self._tables.values():
-                self._say_open(table)
 
     def at_distance(self, seconds: float) -> None:
         """Says how long the way there and back takes at least: no more is under way than keeps it busy."""
         with self._lock:
             self._queues.bytes_window = megabytes_for(seconds) << 20
-
-    def cut(self) -> None:
-        """The connection has ended: what was under way is kept for the next."""
-        with self._lock:
-            self._connected = False
-            self._drop()
-            self._answering = 0  # a push that had come in part is no more
-
-    def _drop(self) -> None:
-        self._queues.words.clear()
-        self._queues.again.clear()
-        while self._queues.answers:
-            self.sent(self._queues.answers.popleft())
-        for table in self._tables.values():
-            table.theirs, table.announced = None, False
 
     # -- what is to do ---------------------------------------------------------------------------------------
 
@@ -185,23 +143,27 @@ class Link(Receiving):
         """Begins the passes that are due and tells the peer news; returns what `wait` does."""
         with self._lock:
             for table in self._tables.values():
-                if self._connected and table.ready:
+                if self._reaches(table):
                     self._begin_what_is_due(table, now)
                     if not table.differs:
                         table.alike_at = now
             return self.wait(now)
 
+    def _reaches(self, table: LinkTable) -> bool:
+        """Whether the peer has a table, and can be told of it."""
+        return self._ready and table.ready
+
     def behind(self, now: float) -> float:
         """Returns how long ago the copies here and at the peer last had what there was then, in seconds."""
         with self._lock:
-            tables = [table for table in self._tables.values() if table.differs or not table.ready]
+            tables = [table for table in self._tables.values() if table.differs or not self._reaches(table)]
             return max((now - table.alike_at for table in tables if table.alike_at is not None), default=0.0)
 
     @property
     def passing(self) -> bool:
         """Whether a look finds nothing to begin before a frame has come: it looks then by itself."""
         with self._lock:
-            tables = [table for table in self._tables.values() if table.ready]
+            tables = [table for table in self._tables.values() if self._reaches(table)]
             return bool(tables) and all(table.passing and (table.announced or not table.here) for table in tables)
 
     def settle(self, take: bool, tables: Iterable[int] | None = None) -> Ticket:
@@ -231,9 +193,9 @@ class Link(Receiving):
     def wait(self, now: float) -> float | None:
         """Returns the seconds until ``next`` has something: 0 for at once, None to wait for an event."""
         with self._lock:
-            if not self._connected:
-                return None
-            return self._queues.wait(now)
+            if self._speaks():
+                return 0.0
+            return self._queues.wait(now) if self._ready else None
 
     def pause(self, now: float) -> float:
         """Returns the seconds that the peer's next frame should wait: 0 where a worker waits for it."""
@@ -244,15 +206,10 @@ class Link(Receiving):
     @property
     def has_something(self) -> bool:
         """Whether there may be something to send, now or later."""
-        return self._queues.has_something
-
-    @property
-    def has_words(self) -> bool:
-        """Whether something is to be sent that is no chunk."""
-        return bool(self._queues.words)
+        return self._speaks() or self._queues.has_something
 
     def next(self, now: float, most_new: int = LONGEST_BODY) -> Outgoing | None:
-        """Returns the next frame to send. Call `sent` afterwards, whatever came of it.
+        """Returns the next frame to send.
 
         Args:
             now: the time.
@@ -261,14 +218,9 @@ class Link(Receiving):
         """
         while True:
             with self._lock:
-                if not self._connected:
-                    return None
-                made = self._queues.take_made()
-                if made is not None:
-                    return made
-                found = self._queues.choose(now, most_new)
+                found = self._queues.choose(now, most_new) if self._ready and self._sent == self._last else None
                 if found is None:
-                    return None
+                    return super().next(now, most_new)
                 table, part = found
                 header = self._head(table, part)
                 ticket = self._ticket
@@ -286,31 +238,25 @@ class Link(Receiving):
                     self._queues.came_back(part)
                     continue
                 part.frame = frame
-                return Outgoing(frame.header, frame.body)
-
-    def sent(self, outgoing: Outgoing) -> None:
-        """The frame is sent, or will not be: its memory is free again."""
-        if outgoing.buffer is not None:
-            with self._lock:
-                self._answering -= 1
-                self._pool.give(outgoing.buffer)
+                self.post(Outgoing(frame.header, frame.body))
+                return super().next(now, most_new)
 
     def _head(self, table: LinkTable, part: Away) -> Header:
-        part.number += 1
         urgent = part.goal > part.done
-        flags = (frames.FRESH if part.number == 1 else 0) | (frames.URGENT if urgent else 0)
+        flags = (frames.FRESH if part.fresh else 0) | (frames.URGENT if urgent else 0)
+        part.fresh = False
         flags |= frames.RULED if table.ruling else 0
         flags |= frames.REST if (part.tries > 0 if urgent else part.rest) else 0
         if table.first:
             flags |= frames.FIRST
             table.first = False
         wire = codecs.NATIVE if urgent else table.held.wire.number
-        return Header(frames.PUSH, wire, flags, table.number, part.chunk.number, 0, part.number)
+        return Header(frames.PUSH, wire, flags, table.number, part.chunk.number)
 
     def _give_up(self, table: LinkTable, part: Away, header: Header) -> None:
         """A push could not be made: as if it had not been begun, so that another one is."""
         self._queues.came_back(part)
-        part.number -= 1
+        part.fresh = bool(header.flags & frames.FRESH)
         table.first |= bool(header.flags & frames.FIRST)
         if self._tables.get(table.number) is table:
             if part.goal > part.done:
@@ -349,7 +295,6 @@ class Loop:
                     room = self.link.accept(header)
                     if room:
                         room[:] = outgoing.body
-                    self.link.sent(outgoing)
                     self.link.arrived(header, room, time.monotonic())
                     self.link.wake()
             finally:

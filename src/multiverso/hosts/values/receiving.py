@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterable
 
 from multiverso.errors import ClosedError
-from multiverso.hosts.peer.frames import NOTHING, Carried, Header, Outgoing, ProtocolError, memory_for, unknown
+from multiverso.hosts.peer.frames import NOTHING, Header, Numbered, Outgoing, ProtocolError, memory_for, unknown
 from multiverso.hosts.peer.resources import Buffers, Pace, owner, view
 from multiverso.hosts.values import codecs, frames
-from multiverso.hosts.values.coding import repeat_answer, take_answer, take_push
+from multiverso.hosts.values.coding import take_answer, take_push
 from multiverso.hosts.values.frames import Opened
 from multiverso.hosts.values.state import Away, Here, LinkTable, Queues, Ticket, UnderWay
 
@@ -17,10 +16,8 @@ _ENOUGH = 8  # frames of a chunk that a settle waits for while workers keep addi
 _WORDS = frozenset((frames.OPEN, frames.CLOSE, frames.NEWS))
 
 
-class Receiving(Carried):
+class Receiving(Numbered):
     """A link's state, and what becomes of frames that arrive. One thread at a time; another may send meanwhile.
-
-    A thread that reads or writes the state holds the lock.
 
     Args:
         peer: the other host's number.
@@ -30,16 +27,13 @@ class Receiving(Carried):
     """
 
     def __init__(self, peer: int, window: int, pace: Pace, settled: Callable[[], None]) -> None:
+        super().__init__(Buffers(2 * window))
         self.peer = peer
-        self._lock = threading.RLock()
-        self._pool = Buffers(2 * window)
         self._queues = Queues(window, pace)
         self._tables: dict[int, LinkTable] = {}  # by number
         self._closed: set[int] = set()  # tables that were released, of which frames may still come
         self._tickets: list[Ticket] = []  # settles that are not over
-        self._answering = 0  # pushes of the peer whose answers are not sent yet
         self._serving_urgent = False  # a worker at the peer waits for what it pushes
-        self._connected = False
         self._settled = settled
         self._some_settled = False
 
@@ -50,9 +44,11 @@ class Receiving(Carried):
             ProtocolError: no node sends this.
         """
         kind, length = header.kind, header.length
+        if kind not in frames.KINDS:
+            raise unknown(header)
         with self._lock:
-            if kind not in frames.KINDS:
-                raise unknown(header)
+            if not self.is_new(header):
+                return None
             if kind in _WORDS:
                 return memory_for(header, frames.OPENED_BYTES if kind == frames.OPEN else 0)
             table = self._tables.get(header.table)
@@ -60,11 +56,10 @@ class Receiving(Carried):
                 if header.table in self._closed:
                     return None
                 raise ProtocolError(f"a frame of table {header.table}, which this side has not opened")
-            if not table.ready:
+            if table.theirs is None:
                 return None
             if kind == frames.PUSH:
-                native = check_push(table, header, self._answering).agreed.nbytes
-                self._answering += 1
+                native = check_push(table, header, self._lent).agreed.nbytes
             else:
                 native = check_answer(table, header).agreed.nbytes
                 if not length and kind == frames.ANSWER:  # nothing has changed there
@@ -79,15 +74,17 @@ class Receiving(Carried):
         """
         kind = header.kind
         if body is None:
-            return False
-        if kind == frames.PUSH:
+            pass  # nobody wants it, or it had come before
+        elif kind == frames.PUSH:
             self._pushed(header, body)
         elif kind == frames.ANSWER or kind == frames.VALUE:
             self._answered(header, body, now)
         else:
             with self._lock:
                 self._take_word(header, body, now)
-        return self._queues.has_something
+        if header.number > self._received:
+            self.note(header)
+        return self.has_something
 
     def wake(self) -> None:
         """Wakes threads whose settle is over: late, since they then wait for this thread's interpreter."""
@@ -114,43 +111,35 @@ class Receiving(Carried):
                 raise ProtocolError(f"an OPEN of epoch {theirs.epoch} after one of {table.theirs.epoch}")
             if table.theirs is None:  # when we said that we have it, it may not have had it
                 self._say_open(table)
-            was_ready, table.theirs = table.ready, theirs
-            if table.ready and not was_ready:
-                table.alike_at = now if table.alike_at is None else table.alike_at
-                self._queues.send_again(table)
+            table.theirs = theirs
+            if table.ready and table.alike_at is None:
+                table.alike_at = now
 
     def _pushed(self, header: Header, body: memoryview) -> None:
-        buffer, flags, number = owner(body), header.flags, header.number
+        flags = header.flags
         with self._lock:
             table = self._tables.get(header.table)
-            if table is None or not table.ready:  # closed while the body came
-                self._answering -= 1
+            if table is None:  # closed while the body came
                 return
             part, changes = table.here[header.chunk], table.held.home_changes
             self._serving_urgent = flags & frames.URGENT != 0
             if flags & frames.FIRST:
                 table.marked, table.announced = changes.for_peer(self.peer), False
         try:
-            if number == part.applied:
-                answer, buffer = repeat_answer(table, part, header, buffer)
-            else:
-                try:
-                    answer, buffer = take_push(table, part, header, buffer, self._pool, self.peer)
-                finally:
-                    if header.length and part.applied == number:
-                        changes.arrived(self.peer)
+            answer, buffer = take_push(table, part, header, owner(body), self._pool, self.peer)
         except ClosedError:
-            with self._lock:
-                self._answering -= 1
             return
+        if header.length:
+            changes.arrived(self.peer)
         with self._lock:
-            self._queues.answers.append(Outgoing(answer, view(buffer, answer.length), buffer))
+            part.fresh = False
+            self.post(Outgoing(answer, view(buffer, answer.length), buffer))
 
     def _answered(self, header: Header, body: memoryview, now: float) -> None:
         with self._lock:
             table = self._tables.get(header.table)
             part = table.away[header.chunk] if table is not None else None
-            if table is None or part is None or part.frame is None or not table.ready:
+            if table is None or part is None or part.frame is None:
                 return
         if header.length or header.kind == frames.VALUE:
             try:
@@ -187,17 +176,15 @@ class Receiving(Carried):
 
     def _say_open(self, table: LinkTable) -> None:
         """Tells the peer that this side has a table."""
-        if self._connected:
-            body = memoryview(table.opened.pack())
-            header = Header(frames.OPEN, table=table.number, length=len(body))
-            self._queues.words.append(Outgoing(header, body))
+        body = memoryview(table.opened.pack())
+        self.post(Outgoing(Header(frames.OPEN, table=table.number, length=len(body)), body))
 
     def _begin_what_is_due(self, table: LinkTable, now: float) -> None:
         """Tells the peer news of what lives here, and begins a pass over what lives there, if it is time."""
         changes = table.held.changes
         if table.here and not table.announced and table.held.home_changes.for_peer(self.peer) != table.marked:
             table.announced = True
-            self._queues.words.append(Outgoing(Header(frames.NEWS, table=table.number)))
+            self.post(Outgoing(Header(frames.NEWS, table=table.number)))
         if table.passing or not table.away or now - table.began < table.held.every.seconds:
             return
         moved, least = changes.version - table.seen, table.held.every.changes
@@ -218,7 +205,7 @@ MOST_ANSWERS = 64  # of a peer whose window we do not know; a peer that sends mo
 
 
 def check_push(table: LinkTable, header: Header, answering: int) -> Here:
-    """Returns whose push it is; ``answering``: how many of this peer's wait for an answer.
+    """Returns whose push it is; ``answering``: how many answers have not arrived at the peer.
 
     Raises:
         ProtocolError: no node sends this.
@@ -226,12 +213,10 @@ def check_push(table: LinkTable, header: Header, answering: int) -> Here:
     part = table.here.get(header.chunk)
     if part is None:
         raise ProtocolError(f"chunk {header.chunk} of table {header.table} has its home elsewhere")
-    if header.number not in (part.applied, part.applied + 1) or header.number == 0:
-        raise ProtocolError(f"push {header.number} of a chunk of which {part.applied} was the last")
-    if bool(header.flags & frames.FRESH) != (header.number == 1):
+    if bool(header.flags & frames.FRESH) != part.fresh:
         raise ProtocolError("the first push of a chunk is fresh, and no other")
     if answering >= MOST_ANSWERS:
-        raise ProtocolError(f"more than {MOST_ANSWERS} pushes wait for an answer")
+        raise ProtocolError(f"more than {MOST_ANSWERS} answers are not taken")
     _check_size(part, header)
     return part
 
@@ -243,8 +228,8 @@ def check_answer(table: LinkTable, header: Header) -> Away:
         ProtocolError: no node sends this.
     """
     part = table.away.get(header.chunk)
-    if part is None or part.frame is None or part.frame.header.number != header.number:
-        raise ProtocolError(f"an answer to push {header.number} of chunk {header.chunk}, which is not under way")
+    if part is None or part.frame is None:
+        raise ProtocolError(f"an answer to a push of chunk {header.chunk}, which is not under way")
     if header.kind == frames.VALUE and header.wire != codecs.NATIVE:
         raise ProtocolError("the agreed value itself travels as it is")
     _check_size(part, header)

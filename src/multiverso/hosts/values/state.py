@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from multiverso.hosts.peer.frames import Header, Outgoing
+from multiverso.hosts.peer.frames import Header
 from multiverso.hosts.peer.resources import Array, Pace
 from multiverso.hosts.values.codecs import Wire
 from multiverso.hosts.values.copies import Changes, Chunk, Copy
@@ -36,7 +36,7 @@ class Away:
 
     chunk: Chunk
     agreed: Array
-    number: int = 0
+    fresh: bool = True  # nothing of it was pushed yet
     busy: bool = False
     frame: UnderWay | None = None
     goal: int = 0  # the last ticket that asks for it
@@ -55,7 +55,7 @@ class Here:
 
     chunk: Chunk
     agreed: Array
-    applied: int = 0
+    fresh: bool = True
 
 
 @dataclass(eq=False)
@@ -160,13 +160,10 @@ class Queues:
     """
 
     def __init__(self, window: int, pace: Pace) -> None:
-        self.words: deque[Outgoing] = deque()
-        self.answers: deque[Outgoing] = deque()
         self.bytes_window: float = math.inf  # no chunk begins while so many bytes are under way
         self._window = window
         self._under_way = self._bytes_under_way = 0
         self._pace = pace
-        self.again: deque[UnderWay] = deque()
         self._urgent: deque[tuple[LinkTable, Away]] = deque()
         self._todo: deque[tuple[LinkTable, Away]] = deque()
 
@@ -199,10 +196,6 @@ class Queues:
         table.passing -= 1
         return table.passing == 0
 
-    def send_again(self, table: LinkTable) -> None:
-        """A connection, or new homes, have begun: what is under way may never have arrived."""
-        self.again.extend(part.frame for part in table.away.values() if part.frame is not None)
-
     def forget(self, table: LinkTable) -> None:
         """Drops all frames of a table."""
         self._urgent = deque(entry for entry in self._urgent if entry[0] is not table)
@@ -215,29 +208,16 @@ class Queues:
 
     @property
     def has_something(self) -> bool:
-        """Whether any queue has something."""
-        return bool(self.answers or self._todo or self._urgent or self.words or self.again)
+        """Whether a chunk is to be pushed."""
+        return bool(self._todo or self._urgent)
 
     def wait(self, now: float) -> float | None:
-        """Returns the seconds until there is something to send: 0 for at once, None to wait for an event."""
-        if self.words or self.answers or self.again:
-            return 0.0
+        """Returns the seconds until there is something to push: 0 for at once, None to wait for an event."""
         if self._is_full:
             return None
         if any(table.ready for table, _ in self._urgent):
             return 0.0
         return self._pace.wait(now) if self._todo else None
-
-    def take_made(self) -> Outgoing | None:
-        """Returns the first frame that need not be made first."""
-        if self.words:
-            return self.words.popleft()
-        if self.answers:
-            return self.answers.popleft()
-        if self.again:
-            frame = self.again.popleft()
-            return Outgoing(frame.header, frame.body)
-        return None
 
     def choose(self, now: float, most: int) -> tuple[LinkTable, Away] | None:
         """Returns the chunk to push next, which is under way from now on."""
@@ -276,8 +256,6 @@ class Queues:
 
     def came_back(self, part: Away) -> None:
         """A chunk is under way no more."""
-        if part.frame is not None and part.frame in self.again:  # its answer crossed new homes
-            self.again.remove(part.frame)
         part.frame, part.busy = None, False
         self._under_way -= 1
         self._bytes_under_way -= part.agreed.nbytes
