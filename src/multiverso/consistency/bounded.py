@@ -11,12 +11,27 @@ wait for them, and do not count.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import wraps
+from typing import Any
+
 from multiverso.consistency.asynchronous import NO_TICK, TICK, Asynchronous
-from multiverso.consistency.protocol import Array, Call, CompiledRule, RowIds, TableAccess, Versions
+from multiverso.consistency.protocol import Array, Call, CompiledRule, TableAccess
 from multiverso.deadline import Deadline
 from multiverso.kernels import waits
 from multiverso.layout import words as at
 from multiverso.memory.words import load64
+
+
+def _waiting(read: Callable[..., None]) -> Callable[..., None]:
+    """Makes of a read, whose last argument is the deadline, one that waits first."""
+
+    @wraps(read)
+    def waiting(self: Bounded, *arguments: Any) -> None:
+        self._wait_for_slowest(arguments[-1])
+        read(self, *arguments)
+
+    return waiting
 
 
 class Bounded(Asynchronous):
@@ -28,13 +43,11 @@ class Bounded(Asynchronous):
         super().__init__(access)
         self._wait_clock = waits.wait_clock.compiled()
 
-    def get(self, out: Array, call: Call, deadline: Deadline | None) -> None:
-        self._wait_for_slowest(deadline)
-        super().get(out, call, deadline)
-
-    def exchange(self, local: Array, last: Array, call: Call, deadline: Deadline | None) -> None:
-        self._wait_for_slowest(deadline)
-        super().exchange(local, last, call, deadline)
+    get = _waiting(Asynchronous.get)
+    exchange = _waiting(Asynchronous.exchange)
+    get_rows = _waiting(Asynchronous.get_rows)
+    exchange_rows = _waiting(Asynchronous.exchange_rows)
+    get_stripes = _waiting(Asynchronous.get_stripes)
 
     def apply_rule(
         self, rule: CompiledRule, local: Array, push: bool, pull: bool, call: Call, deadline: Deadline | None
@@ -42,20 +55,6 @@ class Bounded(Asynchronous):
         if pull:
             self._wait_for_slowest(deadline)
         super().apply_rule(rule, local, push, pull, call, deadline)
-
-    def get_rows(self, ids: RowIds, out: Array, call: Call, deadline: Deadline | None) -> None:
-        self._wait_for_slowest(deadline)
-        super().get_rows(ids, out, call, deadline)
-
-    def exchange_rows(self, ids: RowIds, local: Array, last: Array, call: Call, deadline: Deadline | None) -> None:
-        self._wait_for_slowest(deadline)
-        super().exchange_rows(ids, local, last, call, deadline)
-
-    def get_stripes(
-        self, stripes: Versions, versions: Versions, out: Array, call: Call, deadline: Deadline | None
-    ) -> None:
-        self._wait_for_slowest(deadline)
-        super().get_stripes(stripes, versions, out, call, deadline)
 
     def _wait_for_slowest(self, deadline: Deadline | None) -> None:
         """Waits until this read may go ahead: until the slowest worker's clock is at most the bound behind ours."""

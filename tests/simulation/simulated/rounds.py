@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from multiverso.hosts.rounds.memory import RoundMemory
 from multiverso.hosts.rounds.neighbour import Neighbour
 from multiverso.hosts.rounds.rounds import Rounds
 from simulated.world import Host, Memory, Scene, World, random_scene
@@ -17,7 +18,7 @@ TABLE = 1
 
 
 @dataclass(eq=False)
-class Staged:
+class Staged(RoundMemory):
     """A host's table in plain NumPy: what its workers contribute to each round is known beforehand."""
 
     elements: int
@@ -75,23 +76,6 @@ class Staged:
         self.chunks[number].append(total.copy() if count else old)  # type: ignore[arg-type]
         if (chunk + 1) * self.chunk >= self.elements:
             self.values.append(np.concatenate(self.chunks[number]))
-
-    # what a host that lacks the values gets from another: here none does
-
-    def complete(self, number: int) -> bool | None:
-        raise NotImplementedError
-
-    def fill_bytes(self, chunk: int) -> int:
-        raise NotImplementedError
-
-    def give(self, chunk: int, into: np.ndarray) -> None:
-        raise NotImplementedError
-
-    def put(self, chunk: int, found: np.ndarray) -> None:
-        raise NotImplementedError
-
-    def filled(self) -> int:
-        raise NotImplementedError
 
 
 class RoundsWorld(World):

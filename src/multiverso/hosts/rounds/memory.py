@@ -17,12 +17,16 @@ _WORDS = np.dtype([("round", "<i8"), ("steps_before", "<i8"), ("hyper", "u1", _H
 
 
 class RoundMemory:
-    """Implements `multiverso.hosts.rounds.state.Staged`. Keeps the table's memory mapped.
+    """What workers have staged of a table, and where totals go. Keeps the table's memory mapped.
 
     Args:
         shard: the table, all of it mapped.
         control: address of the job's control segment.
         local: the workers of this host; of the others' slots one is where sums for an updater go.
+
+    Attributes:
+        dtype, elements: the table's.
+        chunk: elements of a chunk; the last may have fewer.
     """
 
     def __init__(self, shard: Shard, control: int, local: Iterable[int]) -> None:
@@ -58,13 +62,16 @@ class RoundMemory:
         self._decide(self._shard.base, number, members)
 
     def fold(self, number: int, chunk: int, members: int, total: Array, count: int) -> int:
-        """Adds this host's part of a chunk; of round 0, what its workers have written as initial values."""
+        """Adds the members' part of a chunk to a sum of ``count`` contributions; returns how many there are then.
+
+        Of round 0 that is what this host's workers have written as initial values.
+        """
         if number == 0:
             return self._fold_values(self._shard.base, chunk, total, count)
         return self._fold(self._shard.base, number, chunk, members, self._begins, total, count)
 
     def finish(self, number: int, chunk: int, members: int, total: Array, count: int) -> int:
-        """Adds this host's part of a chunk, and writes the total where the workers wait for it."""
+        """`fold` and `take` at once, where no host comes after this one."""
         base, begins = self._shard.base, self._begins
         return self._finish(self._control, base, number, chunk, members, begins, total, count)
 

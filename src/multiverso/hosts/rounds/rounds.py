@@ -42,7 +42,8 @@ from collections.abc import Callable, Mapping, Sequence
 
 from multiverso.errors import MultiversoError
 from multiverso.hosts.rounds.chain import Chain
-from multiverso.hosts.rounds.state import FILL, FILLS, NO_BYTES, OVERWRITES, Refill, RoundTable, Staged, Sum, numbers_of
+from multiverso.hosts.rounds.memory import RoundMemory
+from multiverso.hosts.rounds.state import FILL, FILLS, NO_BYTES, OVERWRITES, Refill, RoundTable, Sum, numbers_of
 
 _PATIENCE_SECONDS = 0.01  # before the host before learns that a worker waits: it begins by itself as a rule
 
@@ -78,7 +79,7 @@ class Rounds(Chain):
 
     # -- tables ----------------------------------------------------------------------------------------------
 
-    def attach(self, number: int, staged: Staged, overwrites: Mapping[int, int] | None = None) -> None:
+    def attach(self, number: int, staged: RoundMemory, overwrites: Mapping[int, int] | None = None) -> None:
         """A table has been made. Its initial values go round once this host has said `begin`.
 
         Args:

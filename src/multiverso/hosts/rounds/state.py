@@ -5,68 +5,18 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from multiverso.hosts.peer.frames import NOTHING
 from multiverso.hosts.peer.resources import Array, view
+from multiverso.hosts.rounds.memory import RoundMemory
 
 WINDOW = 16  # steps
 FILL = -1  # in the place of a host: the first in the chain that has the values
 OVERWRITES, FILLS = 1, 2  # of a sum
 NO_BYTES: Array = np.empty(0, np.uint8)
-
-
-class Staged(Protocol):
-    """A table as its host's rounds reach it: what workers have staged, and where totals go."""
-
-    dtype: np.dtype[np.generic]
-    elements: int
-    chunk: int
-    """Elements of a chunk; the last may have fewer."""
-
-    def members(self, round_number: int) -> int | None:
-        """Returns who of this host takes part in a round, a bit each, or None while one is not ready."""
-
-    def wanted(self, round_number: int) -> bool:
-        """Returns whether a live worker of this host waits for a round."""
-
-    def decide(self, round_number: int, members: int) -> None:
-        """Fixes who takes part in a round."""
-
-    def fold(self, round_number: int, chunk: int, members: int, total: Array, count: int) -> int:
-        """Adds the members' part of a chunk to a sum of ``count`` contributions; returns how many there are then."""
-
-    def finish(self, round_number: int, chunk: int, members: int, total: Array, count: int) -> int:
-        """``fold`` and ``take`` at once, where no host comes after this one."""
-
-    def take(self, round_number: int, chunk: int, total: Array, count: int) -> None:
-        """A chunk's total has come."""
-
-    def written(self, chunk: int, total: Array) -> None:
-        """Reads a chunk of what a worker of this host has overwritten the values with."""
-
-    def overwrite(self, chunk: int, total: Array) -> None:
-        """Overwrites a chunk of the last finished round."""
-
-    # what a host that lacks the values gets from another one
-
-    def complete(self, round_number: int) -> bool | None:
-        """Returns whether the values after a round are here; None while workers make them, False if none will."""
-
-    def fill_bytes(self, chunk: int) -> int:
-        """Returns the bytes of a chunk with all that belongs to it."""
-
-    def give(self, chunk: int, into: Array) -> None:
-        """Writes a chunk of what there is after the last finished round, and all that belongs to it."""
-
-    def put(self, chunk: int, found: Array) -> None:
-        """Takes a chunk; they come in their order."""
-
-    def filled(self) -> int:
-        """All chunks are there: returns after which round that was."""
 
 
 @dataclass(eq=False, slots=True)
@@ -140,7 +90,7 @@ class RoundTable:
     """
 
     number: int
-    staged: Staged
+    staged: RoundMemory
     began: bool = False
     decided: int = -1
     members: int = 0
