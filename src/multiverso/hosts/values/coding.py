@@ -8,7 +8,7 @@ from __future__ import annotations
 import numpy as np
 
 from multiverso.hosts.peer.frames import Header, ProtocolError
-from multiverso.hosts.peer.resources import Array, Buffers, view
+from multiverso.hosts.peer.resources import Array, Buffers
 from multiverso.hosts.values import codecs, frames
 from multiverso.hosts.values.state import Away, Here, LinkTable, UnderWay
 from multiverso.kernels.between_hosts.agreeing import REST, SOME, begin, catch_up, differ, land, push, serve
@@ -32,7 +32,7 @@ def make_push(table: LinkTable, part: Away, header: Header, ticket: int, pool: B
     elif copy.run(differ, part.chunk, part.agreed, frame):
         wire, length, buffer = _coded(table, part, buffer, frame, pool)
     made = Header(header.kind, wire, header.flags, header.table, header.chunk, length)
-    return UnderWay(made, view(buffer, length), buffer, rest, ticket)
+    return UnderWay(made, buffer, rest, ticket)
 
 
 def take_push(

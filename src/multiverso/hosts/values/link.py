@@ -29,7 +29,7 @@ import numpy as np
 
 from multiverso.errors import ClosedError, MultiversoError
 from multiverso.hosts.peer.frames import LONGEST_BODY, Header, Outgoing
-from multiverso.hosts.peer.resources import Array, Pace
+from multiverso.hosts.peer.resources import Array, Pace, view
 from multiverso.hosts.transport.channel import megabytes_for
 from multiverso.hosts.values import codecs, frames
 from multiverso.hosts.values.coding import make_push, take_back
@@ -238,7 +238,7 @@ class Link(Receiving):
                     self._queues.came_back(part)
                     continue
                 part.frame = frame
-                self.post(Outgoing(frame.header, frame.body))
+                self.post(Outgoing(frame.header, view(frame.buffer, frame.header.length)))
                 return super().next(now, most_new)
 
     def _head(self, table: LinkTable, part: Away) -> Header:

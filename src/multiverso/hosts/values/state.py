@@ -6,7 +6,7 @@ Plain records that ``link.py``, which sends, and ``receiving.py`` change under o
 from __future__ import annotations
 
 import math
-from collections import deque
+from collections import OrderedDict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
@@ -24,7 +24,6 @@ class UnderWay:
     """A push that is not answered yet."""
 
     header: Header
-    body: memoryview
     buffer: Array
     rest: bool  # S is not V itself after it
     ticket: int
@@ -43,9 +42,7 @@ class Away:
     done: int = 0
     tries: int = 0
     take: bool = False
-    urgent: bool = False  # it is in that queue
     rest: bool = False  # the pass under way takes what an earlier one has left
-    queued: bool = False  # it is in the queue of passes
     passing: bool = False  # the pass under way waits for it
 
 
@@ -164,8 +161,8 @@ class Queues:
         self._window = window
         self._under_way = self._bytes_under_way = 0
         self._pace = pace
-        self._urgent: deque[tuple[LinkTable, Away]] = deque()
-        self._todo: deque[tuple[LinkTable, Away]] = deque()
+        self._urgent: OrderedDict[Away, LinkTable] = OrderedDict()  # what threads wait for
+        self._todo: OrderedDict[Away, LinkTable] = OrderedDict()  # of passes
 
     @property
     def someone_waits(self) -> bool:
@@ -174,23 +171,21 @@ class Queues:
 
     def ask(self, table: LinkTable, part: Away) -> None:
         """A thread waits for a chunk; one that is under way is asked for when it comes back."""
-        if not part.urgent and not part.busy:
-            part.urgent = True
-            self._urgent.append((table, part))
+        if not part.busy:
+            self._urgent.setdefault(part, table)
 
     def begin_pass(self, table: LinkTable, parts: Iterable[Away], rest: bool) -> None:
         """Chunks of a table that go when the budget allows; ``rest``: what earlier pushes have left."""
         for part in parts:
-            part.passing = part.queued = True
-            part.rest = rest
+            part.passing, part.rest = True, rest
             table.passing += 1
-            self._todo.append((table, part))
+            self._todo[part] = table
 
     def passed(self, table: LinkTable, part: Away, again: bool) -> bool:
         """A chunk has come back, and goes ``again`` with the next pass. Returns whether a pass is over."""
         if again:
             table.again.add(part.chunk.number)
-        if not part.passing or part.queued:
+        if not part.passing or part in self._todo:
             return False
         part.passing = False
         table.passing -= 1
@@ -198,12 +193,12 @@ class Queues:
 
     def forget(self, table: LinkTable) -> None:
         """Drops all frames of a table."""
-        self._urgent = deque(entry for entry in self._urgent if entry[0] is not table)
-        self._todo = deque(entry for entry in self._todo if entry[0] is not table)
         for part in table.away.values():
+            for queue in (self._urgent, self._todo):
+                queue.pop(part, None)
             if part.frame is not None:
                 self.came_back(part)  # a part of it may still be to send: its memory is not used again
-            part.urgent = part.queued = part.passing = False
+            part.passing = False
         table.passing = 0
 
     @property
@@ -215,7 +210,7 @@ class Queues:
         """Returns the seconds until there is something to push: 0 for at once, None to wait for an event."""
         if self._is_full:
             return None
-        if any(table.ready for table, _ in self._urgent):
+        if any(table.ready for table in self._urgent.values()):
             return 0.0
         return self._pace.wait(now) if self._todo else None
 
@@ -225,6 +220,7 @@ class Queues:
             return None
         found = self._choose_urgent(most) or self._choose_todo(now, most)
         if found is not None:
+            self._urgent.pop(found[1], None)
             found[1].busy = True
             self._under_way += 1
             self._bytes_under_way += found[1].agreed.nbytes
@@ -235,20 +231,17 @@ class Queues:
         return self._under_way >= self._window or self._bytes_under_way >= self.bytes_window
 
     def _choose_urgent(self, most: int) -> tuple[LinkTable, Away] | None:
-        for _ in range(len(self._urgent)):
-            table, part = self._urgent.popleft()
+        for part, table in self._urgent.items():
             if table.ready and table.chunk_bytes <= most:
-                part.urgent = False
-                if not part.busy:
-                    return table, part
-            else:
-                self._urgent.append((table, part))
+                return table, part
         return None
 
     def _choose_todo(self, now: float, most: int) -> tuple[LinkTable, Away] | None:
-        while self._todo and self._todo[0][0].chunk_bytes <= most and self._pace.wait(now) == 0.0:
-            table, part = self._todo.popleft()
-            part.queued = False
+        while self._todo and self._pace.wait(now) == 0.0:
+            part, table = next(iter(self._todo.items()))
+            if table.chunk_bytes > most:
+                break
+            del self._todo[part]
             if table.ready and not part.busy:
                 return table, part
             self.passed(table, part, again=True)  # under way for a settle: the next pass has the rest
