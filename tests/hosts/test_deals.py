@@ -28,7 +28,7 @@ def line(worker: int, liveness: int = at.ALIVE, state: int = at.ACTIVE, process:
 
 
 class Model:
-    """A worker as `asked_batches` plays it, a message at a time."""
+    """A worker as `tables/batches.py` plays it, a message at a time."""
 
     def __init__(self, worker: int) -> None:
         self.worker, self.turn, self.deal = worker, 0, 1

@@ -1,16 +1,16 @@
-"""Deals batches to the workers of all hosts, and counts for them: what the coordinator keeps instead of shared memory.
+"""Deals batches to the workers of a job, and counts for those of several hosts.
 
-The rules are those of `multiverso.tables.batches` on one host; here they are a state machine that gets what workers
-ask and say, and who is there. A worker is given several batches at a time, fewer towards the end, so that it
-seldom has to ask. It says when it is done with each, without waiting for an answer, and what it has not said so of
-is dealt again when it dies.
+`Deal` has the rules: a state machine that gets what workers ask and say, and who is there. On one host it stands in
+shared memory (`multiverso.tables.batches`). Between hosts the coordinator keeps it (`Desk`), and a worker is given
+several batches at a time, fewer towards the end, so that it seldom has to ask. It says when it is done with each,
+without waiting for an answer, and what it has not said so of is dealt again when it dies.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from copy import copy
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Annotated, Any
 
 import msgspec
@@ -76,22 +76,158 @@ class Finished(Struct, frozen=True, tag_field="about", tag="finished"):
     kept: bool = False
 
 
-@dataclass
-class _Hand:
-    """What a worker of one process has been given in its last deal, and how much of that it is done with."""
+class Hand(Struct):
+    """What a worker of one process has been given in its last deal.
+
+    Attributes:
+        process: which one.
+        begun: the last deal that it began.
+        done: the last one that it is done with.
+        given: the batches that it works on, or has not begun.
+        finished: how many it was given before these.
+        turn, answer: its last question that was answered.
+    """
 
     process: int
     begun: int = 0
     done: int = 0
-    given: list[int] = field(default_factory=list)
+    given: list[int] = []
     finished: int = 0
     turn: int = 0
-    answer: Message = field(default_factory=dict)
+    answer: Message = {}
 
-    @property
-    def out(self) -> list[int]:
-        """The batches that it works on, or has not begun."""
-        return self.given[self.finished :]
+    def finish(self, number: int) -> None:
+        """It is done with as many of this deal."""
+        done = max(0, min(number - self.finished, len(self.given)))
+        del self.given[:done]
+        self.finished += done
+
+
+class Deal(Struct):
+    """What is dealt, and to whom.
+
+    An answer to a question for batches has ``batches``; or ``over``; ``differs``: what the others asked for; or
+    ``lost``: the worker that died with a batch.
+
+    Attributes:
+        number: of the deal, from 1.
+        what: samples, size, seed, epoch.
+        batches, following: how many there are, and the next one that no worker has had.
+        returned: to be dealt again, before that.
+        hands, workers: by the workers' numbers.
+    """
+
+    number: int = 0
+    what: tuple[int, ...] = ()
+    batches: int = 0
+    following: int = 0
+    returned: list[int] = []
+    hands: dict[int, Hand] = {}
+    workers: dict[int, Line] = {}
+
+    def is_plain(self, question: Batches) -> bool:
+        """Whether it will be answered by a batch, whoever is there."""
+        return question.deal == self.number and bool(self.returned or self.following < self.batches)
+
+    def note(self, lines: Iterable[Line]) -> None:
+        """Workers have come, left or died."""
+        for line in lines:
+            worker = line.worker_id
+            hand, was = self.hands.get(worker), self.workers.get(worker, _UNKNOWN).liveness
+            is_new = hand is not None and (hand.process != line.pid or was in (at.LOST, at.GONE))
+            if hand is not None and is_new and line.liveness == at.ALIVE:
+                if hand.begun == self.number:  # what the last process of this number was given
+                    self.returned += hand.given
+                del self.hands[worker]
+            self.workers[worker] = copy(line)  # it changes when its host is lost
+
+    def finish(self, worker: int, said: Finished) -> None:
+        """A worker is done with batches, or leaves its loop."""
+        hand = self._note_finished(worker, said.deal, said.finished)
+        if said.left is not None:
+            hand.answer = {}
+            if hand.begun == said.deal == self.number:
+                begun = max(0, said.begun - hand.finished)
+                self.returned += hand.given[begun:]
+                del hand.given[begun:]
+                if not said.kept:
+                    hand.finish(said.begun)
+            hand.done = max(hand.done, said.left)
+
+    def answer(self, worker: int, question: Batches, most: int) -> Message | list[int]:
+        """Returns a worker's answer, with so many batches at most; or for whom it has to wait."""
+        hand = self._hand(worker)
+        if hand.begun == question.deal and hand.turn == question.turn and hand.answer:
+            return hand.answer  # it was interrupted before it had this
+        self._note_finished(worker, question.deal, question.finished)
+        answer = self._answer(worker, question, most)
+        if isinstance(answer, dict):
+            hand.turn, hand.answer = question.turn, answer
+        return answer
+
+    def _hand(self, worker: int) -> Hand:
+        return self.hands.setdefault(worker, Hand(self.workers.get(worker, _UNKNOWN).pid))
+
+    def _note_finished(self, worker: int, deal: int, finished: int) -> Hand:
+        hand = self._hand(worker)
+        if hand.begun == deal:
+            hand.finish(finished)
+        return hand
+
+    def _is_live(self, worker: int) -> bool:
+        return self.workers.get(worker, _UNKNOWN).is_live
+
+    def _answer(self, worker: int, question: Batches, most: int) -> Message | list[int]:
+        deal, what, hand = question.deal, question.what, self._hand(worker)
+        if deal > self.number:
+            live = [i for i in self.hands if self._is_live(i) and self.hands[i].begun]
+            behind = [i for i in live if i != worker and self.hands[i].done < deal - 1]
+            if behind:
+                return behind
+            self.number, self.what = deal, what
+            self.batches, self.following, self.returned = -(-what[0] // what[1]), 0, []
+        elif deal == self.number and what != self.what:
+            return {"differs": list(self.what)}
+        if deal < self.number or hand.begun != deal:
+            hand.begun, hand.done, hand.given, hand.finished = deal, deal - 1, [], 0
+        if deal < self.number:  # it came late: the others have continued
+            return {"over": True}
+        return self._deal(hand, most) or self._at_the_end(worker, question, most)
+
+    def _deal(self, hand: Hand, most: int) -> Message:
+        """Gives a worker batches; returns nothing where there are none left."""
+        if self.returned:
+            batches = [self.returned.pop(0)]
+        else:
+            left = self.batches - self.following
+            workers = max(1, sum(self._is_live(i) for i in self.workers))
+            count = min(left, max(1, min(most, left // (_PARTS * workers))))
+            batches = list(range(self.following, self.following + count))
+            self.following += count
+        hand.given += batches
+        return {"batches": batches} if batches else {}
+
+    def _at_the_end(self, worker: int, question: Batches, most: int) -> Message | list[int]:
+        """All have been dealt. Batches of workers that are gone are dealt again; the end waits for those in work."""
+        works = []
+        for other, hand in sorted(self.hands.items()):
+            if other == worker or hand.begun != self.number or not hand.given:
+                continue
+            if self._is_live(other):
+                if hand.done < self.number:
+                    works.append(other)
+                continue
+            lost = self.workers[other].liveness == at.LOST
+            if hand.done >= self.number and not lost:
+                continue  # what it had taken ahead it has worked on before it left
+            if lost and not question.continues:
+                return {"lost": other}
+            self.returned += hand.given
+            hand.given = []
+        dealt = self._deal(self._hand(worker), most)
+        if works and not question.ahead:
+            return dealt or works
+        return dealt or {"over": True}
 
 
 @dataclass(frozen=True)
@@ -106,19 +242,13 @@ class _Asked:
 class Desk:
     """Counts, and deals. Owner: the coordinator, one call at a time.
 
-    An answer to a question for batches has ``batches``; or ``over``; ``wait``: for whom, and another answer follows;
-    ``differs``: what the others asked for; ``lost``: the worker that died with a batch.
+    Where a question has to wait, an answer has ``wait``: for whom, and another answer follows.
     """
 
     def __init__(self) -> None:
         self._counters: dict[str, int] = {}
-        self._number = 0  # of the deal
-        self._what: tuple[int, ...] = ()
-        self._batches = self._next = 0
-        self._returned: list[int] = []  # to be dealt again, before those that no worker has had
-        self._hands: dict[int, _Hand] = {}
+        self._deal = Deal()
         self._asked: dict[int, _Asked] = {}
-        self._workers: dict[int, Line] = {}
 
     def ask(self, worker: int, number: int, question: Message) -> list[AnswerTo]:
         """A worker asks or says something; the answers may be to others, too, and its own may come later.
@@ -131,58 +261,22 @@ class Desk:
             return [(worker, number, {"error": f"the question cannot be understood: {error}"})]
         if isinstance(asked, Count):
             return [(worker, number, self._count(asked.name, asked.amount))]
-        if isinstance(asked, Finished):
-            return self._finished(worker, asked)
-        hand = self._hand(worker)
-        if hand.begun == asked.deal and hand.turn == asked.turn and hand.answer:
-            return [(worker, number, hand.answer)]  # it was interrupted before it had this
-        self._note_finished(worker, asked.deal, asked.finished)
-        self._asked[worker] = _Asked(number, asked)
-        return self._look()
-
-    def _finished(self, worker: int, said: Finished) -> list[AnswerTo]:
-        """A worker is done with batches, or leaves its loop."""
-        self._note_finished(worker, said.deal, said.finished)
-        if said.left is not None:
-            self._asked.pop(worker, None)
-            hand = self._hand(worker)
-            hand.answer = {}
-            if hand.begun == said.deal == self._number:
-                begun = max(hand.finished, said.begun)
-                self._returned += hand.given[begun:]
-                del hand.given[begun:]
-                if not said.kept:
-                    hand.finished = len(hand.given)
-            hand.done = max(hand.done, said.left)
+        if isinstance(asked, Batches):
+            self._asked[worker] = _Asked(number, asked)
+        else:
+            self._deal.finish(worker, asked)
+            if asked.left is not None:
+                self._asked.pop(worker, None)
         return self._look()
 
     def note(self, lines: Iterable[Line]) -> list[AnswerTo]:
         """Workers have come, left or died."""
+        lines = list(lines)
+        self._deal.note(lines)
         for line in lines:
-            worker = line.worker_id
-            hand, was = self._hands.get(worker), self._workers.get(worker, _UNKNOWN).liveness
-            is_new = hand is not None and (hand.process != line.pid or was in (at.LOST, at.GONE))
-            if hand is not None and is_new and line.liveness == at.ALIVE:
-                if hand.begun == self._number:  # what the last process of this number was given
-                    self._returned += hand.out
-                del self._hands[worker]
-            self._workers[worker] = copy(line)  # it changes when its host is lost
             if not line.is_live:
-                self._asked.pop(worker, None)
+                self._asked.pop(line.worker_id, None)
         return self._look() if self._asked else []
-
-    # -- the rules -------------------------------------------------------------------------------------------
-
-    def _hand(self, worker: int) -> _Hand:
-        return self._hands.setdefault(worker, _Hand(self._workers.get(worker, _UNKNOWN).pid))
-
-    def _note_finished(self, worker: int, deal: int, finished: int) -> None:
-        hand = self._hand(worker)
-        if hand.begun == deal:
-            hand.finished = max(hand.finished, min(finished, len(hand.given)))
-
-    def _is_live(self, worker: int) -> bool:
-        return self._workers.get(worker, _UNKNOWN).is_live
 
     def _look(self) -> list[AnswerTo]:
         """Answers the workers that can be answered; names to the others whom they wait for, when that has changed."""
@@ -191,71 +285,15 @@ class Desk:
         while again:
             again = False
             for worker, asked in sorted(self._asked.items()):
-                answer = self._answer(worker, asked.question)
+                answer = self._deal.answer(worker, asked.question, MOST_AT_ONCE)
                 if isinstance(answer, dict):
                     del self._asked[worker]
-                    hand = self._hand(worker)
-                    hand.turn, hand.answer = asked.question.turn, answer
                     answers.append((worker, asked.number, answer))
                     again = True  # what one is given or begins may be what another waits for
                 elif tuple(answer) != asked.waits_for:
                     self._asked[worker] = _Asked(asked.number, asked.question, tuple(answer))
                     answers.append((worker, asked.number, {"wait": answer}))
         return answers
-
-    def _answer(self, worker: int, question: Batches) -> Message | list[int]:
-        """Returns a worker's answer, or for whom it has to wait."""
-        deal, what, hand = question.deal, question.what, self._hand(worker)
-        if deal < self._number:  # it came late: the others have continued
-            hand.begun, hand.done, hand.given, hand.finished = deal, deal - 1, [], 0
-            return {"over": True}
-        if deal > self._number:
-            live = [i for i in self._hands if self._is_live(i) and self._hands[i].begun]
-            behind = [i for i in live if i != worker and self._hands[i].done < deal - 1]
-            if behind:
-                return behind
-            self._number, self._what = deal, what
-            self._batches, self._next, self._returned = -(-what[0] // what[1]), 0, []
-        elif what != self._what:
-            return {"differs": list(self._what)}
-        if hand.begun != deal:
-            hand.begun, hand.done, hand.given, hand.finished = deal, deal - 1, [], 0
-        return self._deal(hand) or self._at_the_end(worker, question)
-
-    def _deal(self, hand: _Hand) -> Message:
-        """Gives a worker batches; returns nothing where there are none left."""
-        if self._returned:
-            batches = [self._returned.pop(0)]
-        else:
-            left = self._batches - self._next
-            workers = max(1, sum(self._is_live(i) for i in self._workers))
-            count = min(left, max(1, min(MOST_AT_ONCE, left // (_PARTS * workers))))
-            batches = list(range(self._next, self._next + count))
-            self._next += count
-        hand.given += batches
-        return {"batches": batches} if batches else {}
-
-    def _at_the_end(self, worker: int, question: Batches) -> Message | list[int]:
-        """All have been dealt. Batches of workers that are gone are dealt again; the end waits for those in work."""
-        works = []
-        for other, hand in sorted(self._hands.items()):
-            if other == worker or hand.begun != self._number or not hand.out:
-                continue
-            if self._is_live(other):
-                if hand.done < self._number:
-                    works.append(other)
-                continue
-            lost = self._workers[other].liveness == at.LOST
-            if hand.done >= self._number and not lost:
-                continue  # what it had taken ahead it has worked on before it left
-            if lost and not question.continues:
-                return {"lost": other}
-            self._returned += hand.out
-            del hand.given[hand.finished :]
-        dealt = self._deal(self._hand(worker))
-        if works and not question.ahead:
-            return dealt or works
-        return dealt or {"over": True}
 
     def _count(self, name: str, amount: int) -> Message:
         before = self._counters.get(name, 0)
