@@ -95,12 +95,12 @@ def test_what_can_do_one_thing_at_a_time_refuses_its_own_thread(mode: str) -> No
                 with pytest.raises(LockStateError, match="signal's handler"):
                     add()
                 if keyed is not None:
-                    keyed._calls._mine.call = this_call = Call(Removing.of(np.array([1])))
+                    keyed._calls._mine.call = outer = Call(Removing.of(np.array([1])))
                     for refused in (keyed.tick, keyed.evict):
                         with pytest.raises(LockStateError):
                             refused()
-                    assert keyed._calls._mine.call is this_call, "it is still known if it is made again"
-                    keyed._calls.end(this_call)
+                    assert keyed._calls._mine.call is outer, "it is still known if it is made again"
+                    keyed._calls._mine.call = None
                 session.flush()  # which a handler's shutdown() does
             add()
         values = keyed.get([1])[0, 0] if keyed is not None else table.get()[0]
@@ -164,17 +164,20 @@ def test_a_handlers_equal_add_is_none_of_the_add_that_it_has_interrupted(raises:
     """An add that is complete, and has not returned yet, was taken for one that raised: the handler's was left out."""
     with alone() as session:
         table = mv.KeyedTable(2, session=session)
-        ended, delta = table._calls.end, np.ones((1, 2))
+        make, delta = table._calls.make, np.ones((1, 2))
         handlers = [lambda: (table.add(delta, [1]), table.get([1]))]
 
-        def end(call: Any) -> None:
-            if handlers:  # a signal comes before the first add has returned
-                handlers.pop()()
-                if raises:
-                    raise KeyboardInterrupt
-            ended(call)
+        def make_interrupted(work: Any, do: Any) -> Any:
+            def do_interrupted(call: Any) -> None:
+                do(call)
+                if handlers:  # a signal comes before the first add has returned
+                    handlers.pop()()
+                    if raises:
+                        raise KeyboardInterrupt
 
-        table._calls.end = end
+            return make(work, do_interrupted)
+
+        table._calls.make = make_interrupted
         if raises:
             with pytest.raises(KeyboardInterrupt):
                 table.add(delta, [1])

@@ -32,7 +32,7 @@ _MOST_AT_ONCE = 1 << 16
 
 
 class _Mine(threading.local):
-    """Each thread's call that has not returned to its caller; it raised, or is interrupted just now."""
+    """Each thread's call that has begun and not returned to its caller; it raised, or is interrupted just now."""
 
     call: Call | None = None
 
@@ -42,7 +42,7 @@ class KeyedCalls:
 
     A worker has one undo slot, so it makes one call at a time, whatever its threads ask for. An add or a removal that
     raised with a part of it done is finished before anything else is (`settle`), and recognised when its thread makes
-    it again; once its caller knows what became of it, `end` says so. What works on the table as a whole goes
+    it again (`make`). What works on the table as a whole goes
     through `alone`.
 
     Attributes:
@@ -84,7 +84,7 @@ class KeyedCalls:
             raise
 
     def add(self, call: Call, deadline: Deadline | None) -> None:
-        """Gives each key's delta to the updater, once it has a row. Then `end`."""
+        """Gives each key's delta to the updater, once it has a row. Within `make`, as are `remove` and `evict`."""
         self._do(call, deadline)
 
     def overwrite(self, keys: Keys, rows: npt.NDArray[np.uint8]) -> None:
@@ -115,14 +115,14 @@ class KeyedCalls:
     # -- going -----------------------------------------------------------------------------------------------
 
     def remove(self, call: Call, deadline: Deadline | None) -> npt.NDArray[np.bool_]:
-        """Removes keys; returns which of them had a row. Then `end`."""
+        """Removes keys; returns which of them had a row."""
         work = self._do(call, deadline)
         assert isinstance(work, Removing)
         gone: npt.NDArray[np.bool_] = work.removed != 0
         return gone
 
     def evict(self, call: Call, seconds: float | None) -> int:
-        """Evicts keys until all of the table was looked at, or a time is over: how many. Then `end`.
+        """Evicts keys until all of the table was looked at, or a time is over: how many.
 
         Before that a tick advances the table's time, also of a table that evicts nothing.
         """
@@ -203,12 +203,20 @@ class KeyedCalls:
             with turn(self.lock, self._spec):
                 self.ready(deadline)
 
-    def end(self, call: Call) -> None:
-        """A call returns: the next one is not its repetition. The last step of a user's call.
+    def make(self, work: Adding | Removing | Evicting, do: Callable[[Call], T]) -> T:
+        """Makes a user's call: ``do`` begins it; if that raises, the same again continues with what was done.
 
-        It calls no function: no signal's handler runs between it and the caller's return.
+        Its last step calls no function: no signal's handler runs between it and the user's return.
         """
+        call = Call(work)
+        try:
+            result = do(call)
+        except BaseException:
+            call.raised = True  # in one step: everything else is recorded already
+            call.work.keep()
+            raise
         self._mine.call = call.outer
+        return result
 
     def _begin(self, call: Call) -> None:
         """Notes a call of this thread's; it continues with what one that raised has done, if it is its repetition."""
@@ -222,7 +230,7 @@ class KeyedCalls:
     def _interrupted(self) -> Call | None:
         """Returns the call of this thread that is under way, outside of the lock, while a handler makes another."""
         call = self._mine.call
-        while call is not None and not call.is_under_way():
+        while call is not None and call.raised:
             call = call.outer
         return call
 

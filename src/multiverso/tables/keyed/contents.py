@@ -21,7 +21,7 @@ from multiverso.tables.keyed import export, saving, snapshots
 from multiverso.tables.keyed.calls import KeyedCalls
 from multiverso.tables.keyed.held import HeldKeyedTable
 from multiverso.tables.keyed.keys import Keys, as_keys
-from multiverso.tables.keyed.progress import Call, Removing
+from multiverso.tables.keyed.progress import Removing
 from multiverso.tables.keyed.saving import Content
 from multiverso.tables.keyed.snapshots import Snapshot
 from multiverso.tables.keyed.spread import SpreadCalls, SpreadPasses
@@ -200,8 +200,6 @@ class KeyedContents(HeldKeyedTable, Generic[Scalar]):
                 progress.add(content.keys[now].size * row_bytes)
 
     def _remove(self, keys: Any, timeout_seconds: float | None = None) -> npt.NDArray[np.bool_]:
-        array = as_keys(keys)
-        this_call, calls = Call(Removing.of(array.reshape(-1))), self._calls
-        removed = calls.remove(this_call, self._deadline(timeout_seconds)).reshape(array.shape)
-        calls.end(this_call)
-        return removed
+        array, calls, deadline = as_keys(keys), self._calls, self._deadline(timeout_seconds)
+        work = Removing.of(array.reshape(-1))
+        return calls.make(work, lambda call: calls.remove(call, deadline).reshape(array.shape))

@@ -8,9 +8,6 @@ them is another key's by the time that it continues.
 
 from __future__ import annotations
 
-import sys
-from types import FrameType
-
 import numpy as np
 import numpy.typing as npt
 from msgspec import Struct, field
@@ -133,31 +130,20 @@ class Evicting(Struct, eq=False):
         """Returns whether another call is the repetition of this one."""
         return isinstance(other, Evicting) and (self.tick is None) == (other.tick is None)
 
+    def keep(self) -> None:
+        """It has no arrays of its caller's."""
+
 
 class Call(Struct, eq=False):
-    """A user's call, from its beginning until it has returned; the local `this_call` of its maker.
-
-    A repetition of a call that raised and a call of a signal's handler, made when the one that it has interrupted has
-    done all its work, look the same. The stack distinguishes them: only the handler's has the other below it.
+    """A user's call, from its beginning until it has returned.
 
     Attributes:
         work: what it does; the one that raised and its repetition share it.
-        outer: the call of the same thread that this one has come in between of.
+        outer: the call of the same thread that this one, a signal handler's, has come in between of.
+        raised: whether an exception has ended it; else it is under way. A repetition of a call that raised, and a
+            handler's call made when the one that it has interrupted has done all its work, look the same otherwise.
     """
 
     work: Adding | Removing | Evicting
     outer: Call | None = None
-
-    def keep(self) -> None:
-        """An add has raised, done or not: the caller may write to its arrays before it is repeated."""
-        if isinstance(self.work, Adding):
-            self.work.keep()
-
-    def is_under_way(self) -> bool:
-        """Whether the function that makes it is still running, in this thread."""
-        frame: FrameType | None = sys._getframe(1)
-        while frame is not None:
-            if frame.f_locals.get("this_call") is self:
-                return True
-            frame = frame.f_back
-        return False
+    raised: bool = False

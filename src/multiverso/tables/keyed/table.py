@@ -230,16 +230,14 @@ class KeyedTable(KeyedContents[Scalar]):
         if operations is not None:
             operations.run(ADD_ROWS, operations.how.add_rows, (flat, data), deadline)
             return
-        this_call = Call(Adding.of(self._update, flat, data, self._spec.admission))
         calls = self._calls  # another thread may close the table once this add is done
-        try:
-            calls.add(this_call, deadline)
+
+        def add_to(call: Call) -> None:
+            calls.add(call, deadline)
             if self._most_keys and calls.excess() > self._most_keys // 16:
                 calls.evict_excess(_SHORT_SECONDS)
-            calls.end(this_call)
-        except BaseException:
-            this_call.keep()
-            raise
+
+        calls.make(Adding.of(self._update, flat, data, self._spec.admission), add_to)
 
     def _unread(self) -> tuple[Array, ...] | None:
         """As for a `TableHandler`: the deltas and their keys."""
@@ -305,10 +303,8 @@ class KeyedTable(KeyedContents[Scalar]):
             How many keys were evicted.
         """
         self._session.check()
-        this_call = Call(Evicting(self.ticks + 1))
-        evicted = self._calls.evict(this_call, checked_seconds(seconds))
-        self._calls.end(this_call)
-        return evicted
+        calls, most = self._calls, checked_seconds(seconds)
+        return calls.make(Evicting(self.ticks + 1), lambda call: calls.evict(call, most))
 
     def evict(self, *, seconds: float | None = None) -> int:
         """Removes the keys that the table's ``eviction`` names, one segment of a few hundred keys after another.
@@ -327,10 +323,8 @@ class KeyedTable(KeyedContents[Scalar]):
         """
         if self._spec.eviction is None:
             raise ValueError(f"{self!r} has no eviction; make it with eviction=Eviction(...), or remove(keys)")
-        this_call = Call(Evicting(None))
-        evicted = self._calls.evict(this_call, None if seconds is None else checked_seconds(seconds))
-        self._calls.end(this_call)
-        return evicted
+        calls, most = self._calls, None if seconds is None else checked_seconds(seconds)
+        return calls.make(Evicting(None), lambda call: calls.evict(call, most))
 
     # -- looking at it ---------------------------------------------------------------------------------------
 
