@@ -9,14 +9,14 @@ import numpy as np
 import numpy.typing as npt
 from numpy import ndarray
 
-from multiverso.consistency.protocol import RowIds, refuse_bad_rows
+from multiverso.consistency.protocol import Call, RowIds, Versions, refuse_bad_rows
 from multiverso.deadline import Deadline
 from multiverso.errors import ShapeMismatchError
 from multiverso.hosts.values.options import table_words
 from multiverso.kernels.plain_arrays import are_plain_rows
 from multiverso.runtime.session.current import current
 from multiverso.runtime.session.session import Session
-from multiverso.spec.table import Initial, checked_count, checked_dtype
+from multiverso.spec.table import Initial, Partition, checked_count, checked_dtype
 from multiverso.tables.convert import (
     INT64,
     Array,
@@ -29,7 +29,7 @@ from multiverso.tables.convert import (
     writable,
 )
 from multiverso.tables.handler import TableHandler
-from multiverso.tables.operations import ADD_ROWS, EXCHANGE_ROWS, GET_ROWS, Changes
+from multiverso.tables.operations import ADD_ROWS, EXCHANGE_ROWS, GET_CHANGED, GET_ROWS
 from multiverso.tables.output import Output
 from multiverso.tables.pending import Pending
 from multiverso.tables.table import spec_with
@@ -113,7 +113,7 @@ class MatrixTableHandler(TableHandler[Scalar]):
             **table_words(wire, every),
         )
         super().__init__(session or current(), spec, rule, init_value, master)
-        self._changes = Changes(spec)
+        self._seen: Versions | None = None  # of each stripe what `get` has last returned of it, if that was asked for
         # (row_ids, rows): whether a kernel can take both as they are
         self._are_plain = partial(are_plain_rows.compiled(), id(ndarray), id(self._dtype), id(INT64), spec.columns)
 
@@ -213,10 +213,22 @@ class MatrixTableHandler(TableHandler[Scalar]):
         if by_stripe is None:
             values: Array = super().get(timeout_seconds=timeout_seconds)
             return np.arange(self._spec.rows), values
-        changed = self._operations.get_changed(by_stripe, self._changes, self._ready(timeout_seconds))
-        result = changed.row_ids, changed.values.reshape(-1, self._spec.columns)
-        # the last step: if an exception comes before it, the next call returns them again
-        self._changes.note(changed)
+        deadline = self._ready(timeout_seconds)
+        parts = Partition.of(self._spec)
+        if self._seen is None:
+            self._seen = np.full(parts.stripe_count, -1, np.int64)  # none has a version below 0
+        found = np.empty_like(self._seen)
+        stripes = found[: by_stripe.changed_stripes(self._seen, found)]
+        rows = ((stripes[:, None] << parts.shift) + np.arange(1 << parts.shift)).reshape(-1)
+        row_ids, versions = rows[rows < self._spec.rows], np.empty_like(stripes)
+        flat = np.empty(row_ids.size * self._spec.columns, self._dtype)
+
+        def read(call: Call, deadline: Deadline | None) -> None:
+            by_stripe.get_stripes(stripes, versions, flat, Call(), deadline)
+
+        self._operations.run(GET_CHANGED, read, (), deadline)
+        result = row_ids, flat.reshape(-1, self._spec.columns)
+        self._seen[stripes] = versions  # last: if an exception comes before it, the next call returns them again
         return result
 
     def add(self, data: Any = None, row_ids: Any = None, sync: bool = False) -> None:  # type: ignore[override]

@@ -26,65 +26,10 @@ from typing import Any
 import numpy as np
 from msgspec import Struct
 
-from multiverso.consistency.protocol import Array, ByStripe, Call, Consistency, RowIds, Versions
+from multiverso.consistency.protocol import Array, Call, Consistency, RowIds
 from multiverso.deadline import Deadline
 from multiverso.errors import InterruptedRoundError
-from multiverso.spec.table import Partition, TableSpec
 from multiverso.tables.pending import Pending
-
-
-class Changed(Struct, frozen=True):
-    """What has changed: the rows of some stripes.
-
-    Attributes:
-        stripes: their numbers, ascending.
-        versions: of each, when it was read.
-        row_ids: ascending.
-        values: flat.
-    """
-
-    stripes: Versions
-    versions: Versions
-    row_ids: RowIds
-    values: Array
-
-
-class Changes:
-    """What one worker has seen of a matrix. Owner: its handler.
-
-    Args:
-        spec: the matrix.
-    """
-
-    def __init__(self, spec: TableSpec) -> None:
-        self._spec = spec
-        self._partition = Partition.of(spec)
-        self._seen: Versions | None = None  # of each stripe; none has a version below 0
-
-    def read(self, how: ByStripe, call: Call, deadline: Deadline | None) -> Changed:
-        """Reads the stripes that have changed since what was last noted: each as it was at one moment."""
-        seen = self._versions()
-        found = np.empty_like(seen)
-        stripes = found[: how.changed_stripes(seen, found)]
-        row_ids = self._rows(stripes)
-        values = np.empty(row_ids.size * self._spec.columns, self._spec.dtype)
-        versions = np.empty_like(stripes)
-        how.get_stripes(stripes, versions, values, call, deadline)
-        return Changed(stripes, versions, row_ids, values)
-
-    def note(self, changed: Changed) -> None:
-        """Notes that the caller has got it."""
-        self._versions()[changed.stripes] = changed.versions
-
-    def _versions(self) -> Versions:
-        if self._seen is None:
-            self._seen = np.full(self._partition.stripe_count, -1, np.int64)
-        return self._seen
-
-    def _rows(self, stripes: Versions) -> RowIds:
-        height = 1 << self._partition.shift
-        rows = (stripes[:, None] * height + np.arange(height)).reshape(-1)
-        return rows[rows < self._spec.rows]
 
 
 class Kind(Struct, frozen=True, eq=False):
@@ -119,7 +64,7 @@ GET_ROWS = Kind("get_rows", 2, again="_get_rows_again")
 EXCHANGE = Kind("exchange", 2)
 EXCHANGE_ROWS = Kind("exchange_rows", 3, values=1)
 APPLY_RULE = Kind("apply_rule", 4)
-_GET_CHANGED = Kind("get_changed", 0)
+GET_CHANGED = Kind("get_changed", 0)  # one that is repeated reads everything again
 
 
 def equal_bits(one: Array, other: Array) -> bool:
@@ -273,16 +218,6 @@ class Operations:
             last[:] = local  # a worker that never calls this again pushes nothing twice
         self.run(GET_ROWS, self.how.get_rows, (ids, local), deadline, lambda: np.copyto(last, local))
         mine.pushed = None
-
-    def get_changed(self, how: ByStripe, changes: Changes, deadline: Deadline | None) -> Changed:
-        """Reads what has changed since ``changes`` was last updated; the caller notes what comes, in its last step."""
-        found: list[Changed] = []
-
-        def read(call: Call, deadline: Deadline | None) -> None:
-            found[:] = [changes.read(how, Call(), deadline)]  # one that is repeated reads everything again
-
-        self.run(_GET_CHANGED, read, (), deadline)
-        return found[0]
 
     def settle(self, deadline: Deadline | None) -> None:
         """Finishes what must not be left half: before a flush ends, a barrier, and the session."""
