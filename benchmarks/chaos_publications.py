@@ -1,9 +1,16 @@
 """Kills readers and publishers of a publication: prints JSON, ends with 1 if anything is wrong.
 
 python benchmarks/chaos_publications.py [--kills 1000] [--reads 100000] [--seed 1] [--megabytes 4] [--readers 8]
+python benchmarks/chaos_publications.py --megabytes 1500 --tensors 400 --whole-every 500 --slots 2 --publishers 0.05
 
-What has to hold: whatever a reader takes is whole and of one version, by the checksum of every tensor, which is worked
-out anew at each read; versions never go back; a publisher is never held up by the dead; nothing is left behind.
+What has to hold: whatever a reader takes is whole and of one version; versions never go back; a publisher is never held
+up by the dead; nothing is left behind. Each read looks at the publisher's checksums of all tensors, which are equal where
+all are of one version, and at the first and last number of each, and works checksums out anew: of all tensors, or, where
+the model is too large for that, of one drawn tensor, and of all at every so manyth read (``--whole-every``).
+
+``models_in_memory`` is the proportional memory (PSS) of all processes in models, of the publisher with its own model, and
+``models_shared`` of what is shared alone; looked at between two kills, the median and the most. A publisher that follows
+a dead one has memory of its own while readers still have the dead one's.
 """
 
 from __future__ import annotations
@@ -14,6 +21,7 @@ import multiprocessing
 import os
 import random
 import signal
+import statistics
 import sys
 import time
 from pathlib import Path
@@ -21,62 +29,72 @@ from typing import Any
 
 import numpy as np
 
-import multiverso as mv
+from multiverso.errors import StartupError
+from multiverso.kernels import publications as kernels
+from multiverso.publications import Publication, subscribe
 from multiverso.wire import publications as names
 
-SECONDS = 120.0
-TENSORS = 8
-context = multiprocessing.get_context("forkserver")
-context.set_forkserver_preload(["multiverso.publications"])
+SECONDS = 600.0
+PAUSE = 0.002  # between two reads, and two versions: who begins shall not wait for a processor
+LOOKS = 50  # at the memory of all processes
+REPORTED = 5  # reads at a time: those that the killed had not reported count for nothing
+NUMBERS = 60_000  # of which one is in all places of a version
+context = multiprocessing.get_context("fork")  # of a process without threads, which has all kernels
 
 
-def model(step: int, megabytes: float) -> dict[str, Any]:
-    """Every number of it is the step's."""
-    count = int(megabytes * 1e6 / 2 / TENSORS)
-    return {f"layer{number}": np.full(count, step % 60_000, np.uint16) for number in range(TENSORS)}
-
-
-def publish(name: str, megabytes: float, pipe: Any) -> None:
-    """A publisher: until it is killed or told to stop."""
-    weights, step = model(0, megabytes), 0
+def publish(name: str, options: argparse.Namespace, pipe: Any) -> None:
+    """A publisher: until it is killed or told to stop. Every number of a version is the step's."""
+    numbers = np.zeros((options.tensors, int(options.megabytes * 1e6 / 2 / options.tensors)), np.uint16)
+    weights = {f"layer{number}": row for number, row in enumerate(numbers)}
     while True:
         try:
-            publication = mv.Publication(name, like=weights, slots=3)
+            publication = Publication(name, like=weights, slots=options.slots)
             break
-        except mv.errors.StartupError:  # the one before is not quite gone
+        except StartupError:  # the one before is not quite gone
             time.sleep(0.001)
     with publication:
-        pipe.send("ready")
-        while not pipe.poll(0):
+        published = step = 0
+        while not pipe.poll(PAUSE):
             step += 1
-            for array in weights.values():
-                array[:] = step % 60_000
-            publication.publish(weights, step=step)
+            numbers[:] = step % NUMBERS
+            published += publication.publish(weights, step=step) is not None
+            if step == 1:
+                pipe.send("ready")
         pipe.recv()
-        pipe.send(publication.left_out)
+        pipe.send((published, publication.left_out))
 
 
-def read(name: str, pipe: Any) -> None:
-    """A reader: takes versions and looks at all of them, until it is killed or told to stop."""
-    seen, reads, wrong = 0, 0, 0
-    with mv.subscribe(name, timeout_seconds=SECONDS) as subscription:
+def read(name: str, options: argparse.Namespace, pipe: Any) -> None:
+    """A reader: takes versions and looks at them, until it is killed or told to stop."""
+    seen, reads, hashed, wrong = 0, 0, 0, 0
+    draw, add_up = random.Random(os.getpid()), kernels.summed.compiled()
+    with subscribe(name, timeout_seconds=SECONDS) as subscription:
         pipe.send("ready")
-        while not pipe.poll(0):
+        while not pipe.poll(PAUSE):
             with subscription.latest() as snapshot:
                 wrong += snapshot.version < seen
                 seen, reads = snapshot.version, reads + 1
-                try:
-                    snapshot.verify()
-                except mv.errors.SnapshotError:
-                    wrong += 1
-                first = (snapshot.step or 0) % 60_000
+                tensors, sums = snapshot.layout.tensors, snapshot.sums
+                looked_at = tensors if draw.randrange(options.whole_every) == 0 else [draw.choice(tensors)]
+                for tensor in looked_at:
+                    address = snapshot.bytes_of(tensor).ctypes.data
+                    wrong += add_up(address, tensor.words, 0) != sums[0]
+                hashed += sum(tensor.nbytes for tensor in looked_at)
+                first = (snapshot.step or 0) % NUMBERS
                 wrong += any(array[0] != first or array[-1] != first for array in snapshot.values())
-            if reads % 50 == 0:
-                pipe.send((reads, wrong))
-                reads = wrong = 0
+                wrong += bool((sums != sums[0]).any())
+            if reads == REPORTED:
+                pipe.send((reads, hashed, int(wrong)))
+                reads = hashed = wrong = 0
         pipe.recv()
-    pipe.send((reads, wrong))
+    pipe.send((reads, hashed, int(wrong)))
     pipe.send("end")
+
+
+def memory_of(pids: list[int | None], kind: str) -> int:
+    """Bytes that these processes have, each of what they share in parts."""
+    rows = [row for pid in pids for row in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()]
+    return sum(int(row.split()[1]) * 1024 for row in rows if row.startswith(kind))
 
 
 class Process:
@@ -100,56 +118,83 @@ class Process:
 
 def main() -> int:
     """Prints what was seen."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--kills", type=int, default=1000)
     parser.add_argument("--reads", type=int, default=100_000)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--megabytes", type=float, default=4.0)
+    parser.add_argument("--tensors", type=int, default=8)
+    parser.add_argument(
+        "--whole-every", type=int, default=1, help="all checksums are worked out at one read of so many"
+    )
     parser.add_argument("--readers", type=int, default=8)
+    parser.add_argument("--slots", type=int, default=3)
+    parser.add_argument("--publishers", type=float, default=0.3, help="part of the kills that hit the publisher")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
+    for kernel in (
+        kernels.pin,
+        kernels.unpin,
+        kernels.free_slot,
+        kernels.make_current,
+        kernels.copy_summed,
+        kernels.summed,
+    ):
+        kernel.compiled()
     draw, name = random.Random(options.seed), f"chaos-{os.getpid()}"
-    publisher = Process(publish, name, options.megabytes)
-    readers = [Process(read, name) for _ in range(options.readers)]
+    publisher = Process(publish, name, options)
+    readers = [Process(read, name, options) for _ in range(options.readers)]
     kills = {"reader": 0, "publisher": 0}
-    reads = wrong = 0
+    reads = hashed = wrong = 0
+    taken: list[tuple[int, int]] = []
     longest, began = 0.0, time.monotonic()
     while sum(kills.values()) < options.kills or reads < options.reads:
         for reader in readers:
             while reader.pipe.poll(0):
-                more, bad = reader.pipe.recv()
-                reads, wrong = reads + more, wrong + bad
+                more = reader.pipe.recv()
+                reads, hashed, wrong = reads + more[0], hashed + more[1], wrong + more[2]
+        # kills go evenly with the reads
+        done = max(1, sum(kills.values()))
         time.sleep(draw.random() * 0.02)
-        if sum(kills.values()) >= options.kills:
+        if done > options.kills or done * options.reads > (reads + 1) * options.kills + options.reads:
             continue
-        if draw.random() < 0.3:
+        if done * LOOKS // options.kills > len(taken):
+            pids = [each.process.pid for each in (publisher, *readers)]
+            taken.append((memory_of(pids, "Pss:"), memory_of(pids, "Pss_Shmem:")))
+        if draw.random() < options.publishers:
             before = time.monotonic()
             publisher.kill()
-            publisher = Process(publish, name, options.megabytes)
+            publisher = Process(publish, name, options)
             longest = max(longest, time.monotonic() - before)
             kills["publisher"] += 1
         else:
             chosen = draw.randrange(len(readers))
             readers[chosen].kill()
-            readers[chosen] = Process(read, name)
+            readers[chosen] = Process(read, name, options)
             kills["reader"] += 1
     for reader in readers:
         reader.pipe.send("stop")
         while (said := reader.pipe.recv()) != "end":
-            reads, wrong = reads + said[0], wrong + said[1]
+            reads, hashed, wrong = reads + said[0], hashed + said[1], wrong + said[2]
         reader.process.join()
     publisher.pipe.send("stop")
-    left_out = publisher.pipe.recv()
+    published, left_out = publisher.pipe.recv()
     publisher.process.join()
     left = names.addresses(name, None)
+    whole, shared = ([each / options.megabytes / 1e6 for each in kind] for kind in zip(*taken, strict=True))
     result = {
         "kills": kills,
         "reads": reads,
         "wrong": wrong,
-        "left_out_by_the_last_publisher": left_out,
+        "hashed_anew_terabytes": round(hashed / 1e12, 3),
+        "published_and_left_out_by_the_last_publisher": [published, left_out],
         "left_behind": len(left),
         "megabytes": options.megabytes,
+        "tensors": options.tensors,
         "readers": options.readers,
+        "slots": options.slots,
+        "models_in_memory": {"median": round(statistics.median(whole), 2), "most": round(max(whole), 2)},
+        "models_shared": {"median": round(statistics.median(shared), 2), "most": round(max(shared), 2)},
         "longest_seconds_to_another_publisher": round(longest, 3),
         "seconds": round(time.monotonic() - began, 1),
     }

@@ -10,6 +10,8 @@ import subprocess
 import sys
 import textwrap
 import threading
+import time
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -306,6 +308,25 @@ def test_waiting_ends_with_a_version_or_at_the_deadline(name: str) -> None:
             subscription.wait(1, timeout_seconds=0.3)
     with pytest.raises(ClosedError, match="is closed"):
         subscription.latest()
+
+
+def test_a_publishers_memory_goes_when_the_next_one_is_read_and_no_snapshot_is_left(name: str) -> None:
+    with mv.subscribe(name, timeout_seconds=SECONDS) as subscription:
+        with mv.Publication(name, like=WEIGHTS) as publication:
+            publication.publish(WEIGHTS)
+            kept = subscription.latest()
+        before = weakref.ref(subscription._attachment)
+        with mv.Publication(name, like=WEIGHTS) as publication:
+            publication.publish(WEIGHTS)
+            subscription.wait(kept.version).release()
+            assert before() is not None
+            assert kept["w"].sum() == 15
+            kept.release()
+            del kept
+            until = time.monotonic() + SECONDS
+            while before() is not None:
+                assert time.monotonic() < until, "the memory of the first publisher is still there"
+                time.sleep(0.01)
 
 
 def test_snapshots_outlive_their_subscription_and_their_publisher(name: str) -> None:

@@ -242,11 +242,11 @@ class Subscription(InProcess):
                     with self._changed:
                         self._attachment = attachment
                         self._changed.notify_all()
-                    while not self._ended(attachment, None):
+                    while not self._ended(attachment, None if self._let_go() else _LOOK_SECONDS):
                         pass
                 attachment.connected = False
                 attachment.link.close()
-                self._kept = [one for one in self._kept if one is self._attachment or not one.die()]
+                self._let_go()
                 if self._closing.is_set():
                     break
         except BaseException as error:
@@ -260,6 +260,11 @@ class Subscription(InProcess):
             self._follower.close()
         for end in self._ends:
             end.close()
+
+    def _let_go(self) -> bool:
+        """Lets go of publishers before the current one that no snapshot is left of; whether that is all of them."""
+        self._kept = [one for one in self._kept if one is self._attachment or not one.die()]
+        return self._kept == [self._attachment]
 
     def _next_publisher(self) -> Attachment | None:
         """Looks until there is one; None when the subscription is closed."""
