@@ -4,12 +4,12 @@ python benchmarks/chaos_publications.py [--kills 1000] [--reads 100000] [--seed 
 python benchmarks/chaos_publications.py --megabytes 1500 --tensors 400 --whole-every 500 --slots 2 --publishers 0.05
 
 What has to hold: whatever a reader takes is whole and of one version; versions never go back; a publisher is never held
-up by the dead; nothing is left behind. Each read looks at the publisher's checksums of all tensors, which are equal where
-all are of one version, and at the first and last number of each, and works checksums out anew: of all tensors, or, where
-the model is too large for that, of one drawn tensor, and of all at every so manyth read (``--whole-every``).
+up by the dead; nothing is left behind. Each read looks at the publisher's checksums of all tensors, which are equal
+where all are of one version, and at the first and last number of each tensor, and works checksums out anew: of all
+tensors, or, where the model is too large for that, of a drawn one, and of all at one read of so many (--whole-every).
 
-``models_in_memory`` is the proportional memory (PSS) of all processes in models, of the publisher with its own model, and
-``models_shared`` of what is shared alone; looked at between two kills, the median and the most. A publisher that follows
+``models_in_memory`` is the proportional memory (PSS) of all processes, in models, the publisher's own model with it, and
+``models_shared`` that of what is shared; looked at between two kills, the median and the most. A publisher that follows
 a dead one has memory of its own while readers still have the dead one's.
 """
 
