@@ -8,7 +8,7 @@ up by the dead; nothing is left behind. Each read looks at the publisher's check
 where all are of one version, and at the first and last number of each tensor, and works checksums out anew: of all
 tensors, or, where the model is too large for that, of a drawn one, and of all at one read of so many (--whole-every).
 
-``models_in_memory`` is the proportional memory (PSS) of all processes, in models, the publisher's own model with it, and
+``models_in_memory`` is the proportional memory (PSS) of all processes, in models, the publisher's own with it, and
 ``models_shared`` that of what is shared; looked at between two kills, the median and the most. A publisher that follows
 a dead one has memory of its own while readers still have the dead one's.
 """

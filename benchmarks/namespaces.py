@@ -1,4 +1,4 @@
-"""Two hosts of this machine with a limited link between them: network namespaces, and a token bucket at either end."""
+"""Hosts of this machine with limited links between them: network namespaces, and a token bucket at either end."""
 
 from __future__ import annotations
 
@@ -38,8 +38,6 @@ def two_hosts(rate: str, control: str | None = None) -> Iterator[list[str]]:
         rate: of the link between them, as tc names it, such as ``10mbit``.
         control: how TCP there decides how much it sends; as on this machine by default.
     """
-    number, unit = re.fullmatch(r"(\d+)(kbit|mbit|gbit)", rate).groups()  # type: ignore[union-attr]
-    burst = max(64 * 1024, int(number) * _UNITS[unit] // 8 // _TICKS)
     names = [f"mvbench{os.getpid()}-{host}" for host in range(2)]
     try:
         for name in names:
@@ -49,14 +47,58 @@ def two_hosts(rate: str, control: str | None = None) -> Iterator[list[str]]:
             ip("-n", name, "addr", "add", f"{ADDRESSES[host]}/24", "dev", f"v{host}")
             ip("-n", name, "link", "set", f"v{host}", "up")
             ip("-n", name, "link", "set", "lo", "up")
-            limit = ("tbf", "rate", rate, "burst", burst, "latency", "50ms")
-            inside(name, "tc", "qdisc", "add", "dev", f"v{host}", "root", *limit)
+            _limit(name, f"v{host}", rate)
             if control is not None:
                 inside(name, "sh", "-c", f"echo {control} > {_CONTROL}")
         yield names
     finally:
         for name in names:
             subprocess.run(["ip", "netns", "del", name], check=False, capture_output=True)
+
+
+@contextlib.contextmanager
+def star(rate: str, hosts: int) -> Iterator[list[str]]:
+    """Gives the names of several namespaces, at `address_in_star` each, whose links `v` meet in a switch.
+
+    Args:
+        rate: of each host's link, each way, as of `two_hosts`.
+        hosts: how many.
+    """
+    switch, *names = [f"mvbench{os.getpid()}-{host}" for host in ("switch", *range(hosts))]
+    try:
+        for name in (switch, *names):
+            ip("netns", "add", name)
+        ip("-n", switch, "link", "add", "bridge", "type", "bridge")
+        ip("-n", switch, "link", "set", "bridge", "up")
+        for host, name in enumerate(names):
+            ip("link", "add", "v", "netns", name, "type", "veth", "peer", "name", f"w{host}", "netns", switch)
+            ip("-n", switch, "link", "set", f"w{host}", "master", "bridge", "up")
+            ip("-n", name, "addr", "add", f"{address_in_star(host)}/24", "dev", "v")
+            ip("-n", name, "link", "set", "v", "up")
+            ip("-n", name, "link", "set", "lo", "up")
+            _limit(name, "v", rate)
+            _limit(switch, f"w{host}", rate)
+        yield names
+    finally:
+        for name in (switch, *names):
+            subprocess.run(["ip", "netns", "del", name], check=False, capture_output=True)
+
+
+def address_in_star(host: int) -> str:
+    """Returns the address of a host of a `star`."""
+    return f"10.79.0.{host + 1}"
+
+
+def bytes_a_second(rate: str) -> float:
+    """Returns what a rate as of `two_hosts` is."""
+    number, unit = re.fullmatch(r"(\d+)(kbit|mbit|gbit)", rate).groups()  # type: ignore[union-attr]
+    return int(number) * _UNITS[unit] / 8
+
+
+def _limit(name: str, device: str, rate: str) -> None:
+    burst = max(64 * 1024, int(bytes_a_second(rate)) // _TICKS)
+    limit = ("tbf", "rate", rate, "burst", burst, "latency", "50ms")
+    inside(name, "tc", "qdisc", "add", "dev", device, "root", *limit)
 
 
 def sent(names: list[str]) -> int:

@@ -22,6 +22,7 @@ import subprocess
 import sys
 import tempfile
 import textwrap
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -29,7 +30,7 @@ from typing import Any
 import numpy as np
 
 import multiverso as mv
-from namespaces import ADDRESSES, enter, two_hosts
+from namespaces import address_in_star, bytes_a_second, enter, inside, ip, star
 
 READER = """
     import sys, time
@@ -157,53 +158,71 @@ def _shared_part(pid: int) -> float:
 
 
 def following(versions: int, hosts: int, link: str | None) -> dict[str, Any]:
-    """Sends each version of a real training to other hosts, behind a link of a limited rate if one is given."""
-    with contextlib.ExitStack() as stack:
-        prefix: list[str] = []
-        address = "127.0.0.1"
-        if link is not None:
-            here, there = stack.enter_context(two_hosts(link))
-            enter(here)
-            prefix, address = ["ip", "netns", "exec", there], ADDRESSES[0]
-        found = _whole(prefix, address, link) if link is not None else {}
-        return found | _trained(versions, hosts, prefix, address)
+    """Sends each version of a real training to other hosts, in namespaces with limited links if a rate is given."""
+    if link is None:
+        return _trained(versions, [[]] * hosts, "127.0.0.1")
+    with star(link, 1 + hosts) as (here, *others):
+        enter(here)
+        prefixes = [["ip", "netns", "exec", other] for other in others]
+        found = _whole(prefixes[0], link)
+        return found | _trained(versions, prefixes, address_in_star(0), here, others[0])
 
 
-def _followers(
-    stack: contextlib.ExitStack, hosts: int, name: str, place: str, token: str, prefix: list[str]
-) -> list[subprocess.Popen[str]]:
-    """Starts a reader on each host: each has a state directory of its own, as hosts have."""
-    followers = []
-    for _ in range(hosts):
+class Host:
+    """A reader on another host, with a state directory of its own, as hosts have: what it has got, by version."""
+
+    def __init__(self, stack: contextlib.ExitStack, name: str, place: str, token: str, prefix: list[str]) -> None:
         home = stack.enter_context(tempfile.TemporaryDirectory())
-        follower = stack.enter_context(start(FOLLOWER, name, place, token, prefix=prefix, XDG_STATE_HOME=home))
-        stack.callback(follower.kill)
-        followers.append(follower)
-    return followers
+        self.got: dict[int, int] = {}
+        self._came = threading.Condition()
+        self._process = stack.enter_context(start(FOLLOWER, name, place, token, prefix=prefix, XDG_STATE_HOME=home))
+        stack.callback(self._process.kill)
+        threading.Thread(target=self._read, daemon=True).start()
+
+    def _read(self) -> None:
+        while line := line_of(self._process):
+            version, sums = map(int, line.split())
+            with self._came:
+                self.got[version] = sums
+                self._came.notify()
+
+    def wait(self, version: int, seconds: float = 600) -> bool:
+        """Waits until it has a version; whether it has."""
+        with self._came:
+            return self._came.wait_for(lambda: version in self.got, seconds)
 
 
-def _whole(prefix: list[str], address: str, link: str) -> dict[str, Any]:
+def _whole(prefix: list[str], link: str) -> dict[str, Any]:
     """How long a version takes of which all has changed, beside the time that the link needs for its bytes."""
-    number, unit = int(link[:-4]), {"kbit": 1e3, "mbit": 1e6, "gbit": 1e9}[link[-4:]]
-    nbytes = int(min(100e6, 2 * number * unit / 8))
+    nbytes = int(min(100e6, 2 * bytes_a_second(link)))
     draw, name, token = np.random.default_rng(0), f"whole-{os.getpid()}", secrets.token_hex()
     weights = {"w": draw.integers(0, 256, nbytes, np.uint8)}
     took = []
     with mv.Publication(name, like=weights, slots=4) as publication, contextlib.ExitStack() as stack:
-        place = "{}:{}".format(*publication.forward(token=token, address=address))
-        publication.publish(weights)
-        (follower,) = _followers(stack, 1, name, place, token, prefix)
-        line_of(follower)
-        for _ in range(5):
+        place = "{}:{}".format(*publication.forward(token=token, address=address_in_star(0)))
+        version = publication.publish(weights)
+        assert version is not None
+        host = Host(stack, name, place, token, prefix)
+        host.wait(version)
+        for _ in range(7):
             weights["w"] += np.uint8(1)
-            publication.publish(weights)
             began = time.perf_counter()
-            line_of(follower)
+            version = publication.publish(weights, wait_seconds=600)
+            assert version is not None
+            assert host.wait(version)
             took.append(time.perf_counter() - began)
-    return {"link": link, "whole_megabytes": nbytes / 1e6, "whole_beside_link": min(took) * number * unit / 8 / nbytes}
+    beside = [seconds * bytes_a_second(link) / nbytes for seconds in took]
+    return {
+        "link": link,
+        "whole_megabytes": nbytes / 1e6,
+        "whole_beside_link": {"least": min(beside), "median": statistics.median(beside)},
+    }
 
 
-def _trained(versions: int, hosts: int, prefix: list[str], address: str) -> dict[str, Any]:
+def _trained(
+    versions: int, prefixes: list[list[str]], address: str, here: str | None = None, cut: str | None = None
+) -> dict[str, Any]:
+    """AdamW: every host gets every version, but for one that comes late, and one whose link is cut now and then."""
     import torch
 
     torch.manual_seed(0)
@@ -213,37 +232,61 @@ def _trained(versions: int, hosts: int, prefix: list[str], address: str) -> dict
         torch.nn.Embedding(256, 256), torch.nn.TransformerEncoder(layer, 2), torch.nn.Linear(256, 256)
     ).to(torch.bfloat16)
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-6)
-    name, token, wrong = f"following-{os.getpid()}", secrets.token_hex(), 0
-    with mv.Publication(name, like=model, slots=4) as publication, contextlib.ExitStack() as stack:
+    name, token = f"following-{os.getpid()}", secrets.token_hex()
+    sums: dict[int, int] = {}
+    cuts = 0
+    with mv.Publication(name, like=model, slots=3 + len(prefixes)) as publication, contextlib.ExitStack() as stack:
         place = "{}:{}".format(*publication.forward(token=token, address=address))
-        publication.publish(model)
         seen = stack.enter_context(mv.subscribe(name))
-        followers = _followers(stack, hosts, name, place, token, prefix)
-        for follower in followers:
-            line_of(follower)
         forwarder = publication._forwarder
         assert forwarder is not None
-        whole, began = forwarder.sent_bytes, time.perf_counter()
-        for _ in range(versions):
+        late = len(prefixes) - 1 or None
+        hosts = [Host(stack, name, place, token, prefix) for prefix in prefixes[:late]]
+        on_link, longest, began = _sent(here), 0.0, time.perf_counter()
+        for number in range(versions):
+            if number == versions // 2 and late:
+                hosts.append(Host(stack, name, place, token, prefixes[late]))
+            is_cut = cut is not None and number % 50 in range(40, 45)
+            if cut is not None and number % 50 in (40, 45):
+                ip("-n", cut, "link", "set", "v", "down" if is_cut else "up")
+                cuts += is_cut
             at = torch.randint(0, len(text) - 33, (8,))
             batch = torch.stack([text[i : i + 33] for i in at])
             loss = torch.nn.functional.cross_entropy(model(batch[:, :-1]).float().transpose(1, 2), batch[:, 1:])
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
+            called = time.perf_counter()
             version = publication.publish(model, wait_seconds=60)
+            longest = max(longest, time.perf_counter() - called)
+            assert version is not None
             with seen.latest() as snapshot:
-                sums = sum(snapshot.checksums.values()) % 2**64
-            wrong += sum(line_of(follower) != f"{version} {sums}" for follower in followers)
+                sums[version] = sum(snapshot.checksums.values()) % 2**64
+                whole = snapshot.layout.nbytes
+            for host in hosts[is_cut:]:
+                assert host.wait(version)
         seconds = time.perf_counter() - began
+        on_link = _sent(here) - on_link
+        assert hosts[0].wait(version)
     return {
-        "hosts": hosts,
+        "hosts": 1 + len(hosts),
         "versions": versions,
-        "wrong": wrong,
-        "megabytes": whole / hosts / 1e6,
-        "part_of_the_whole": (forwarder.sent_bytes - whole) / whole / versions,
+        "got_by_each": [len(host.got) for host in hosts],
+        "wrong": sum(sums[version] != got for host in hosts for version, got in host.got.items()),
+        "cuts": cuts,
+        "late": int(late is not None),
+        "megabytes": whole / 1e6,
+        # with the first version of each host, and what a cut and a late one have cost
+        "part_of_the_whole": forwarder.sent_bytes / whole / versions / len(hosts),
+        "part_of_the_whole_on_the_link": on_link / whole / versions / len(hosts) if here is not None else None,
         "seconds_a_version_with_its_step": seconds / versions,
+        "longest_publish_seconds": longest,
     }
+
+
+def _sent(host: str | None) -> int:
+    """Bytes that a host has sent over its link, headers and all."""
+    return int(inside(host, "cat", "/sys/class/net/v/statistics/tx_bytes")) if host is not None else 0
 
 
 def main() -> int:

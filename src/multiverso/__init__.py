@@ -42,7 +42,6 @@ if TYPE_CHECKING:
         KeyedTable,
         MatrixTableHandler,
         ReadOnlyKeyedTable,
-        ReadOnlyTable,
         TableHandler,
         attach_read_only,
         keys,
@@ -55,7 +54,7 @@ __all__ = ["current", "incarnation", "init", "restarts", "run", "shutdown"]
 __all__ += ["is_master_worker", "live_workers", "num_workers", "rank", "server_id", "size", "worker_id", "workers_num"]
 __all__ += ["all_reduce", "barrier", "batches", "log", "shard", "stats"]
 __all__ += ["ArrayTableHandler", "Counter", "Eviction", "KeyedTable", "MatrixTableHandler", "TableHandler", "keys"]
-__all__ += ["Publication", "ReadOnlyKeyedTable", "ReadOnlyTable", "Snapshot", "Subscription"]
+__all__ += ["Publication", "ReadOnlyKeyedTable", "Snapshot", "Subscription"]
 __all__ += ["attach_read_only", "subscribe"]
 __all__ += ["Checkpoint", "checkpoint", "load", "save"]
 __all__ += ["errors", "rules", "updaters"]
@@ -75,8 +74,8 @@ if not TYPE_CHECKING:
             "multiverso.runtime.session.current": "current",
             "multiverso.runtime.discovery.restarts": "restarts",
             "multiverso.tables": (
-                "ArrayTableHandler Counter Eviction KeyedTable MatrixTableHandler ReadOnlyKeyedTable ReadOnlyTable "
-                "TableHandler attach_read_only keys"
+                "ArrayTableHandler Counter Eviction KeyedTable MatrixTableHandler ReadOnlyKeyedTable TableHandler "
+                "attach_read_only keys"
             ),
         },
         parts=("rules", "updaters"),

@@ -16,8 +16,8 @@ class InProcess:
         """
         raise TypeError(
             f"{self._line()} belongs to this process, and cannot be pickled or copied. Another worker opens the same "
-            "table by its name=, a process that only looks by multiverso.attach_read_only(name), and table.get() gives "
-            "values that can go anywhere"
+            "table by its name=, a process that only looks reads what is published (multiverso.subscribe), and "
+            "table.get() gives values that can go anywhere"
         )
 
     def __array__(self, *_: Any, **__: Any) -> Any:

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import multiverso as mv
-from multiverso.errors import NodeLostError, NotInThisJobError, RowIdError, StartupError, WaitTimeoutError
+from multiverso.errors import NodeLostError, NoSuchTableError, StartupError, WaitTimeoutError
 from multiverso.layout.keyed import at
 from multiverso.memory.words import load64, store64
 from multiverso.runtime import Node, Session
@@ -91,22 +91,19 @@ def test_who_reads_is_told_that_the_job_is_over() -> None:
     node = Node(1)
     session = Session(node.address)
     table = mv.KeyedTable(2, session=session, name="users")
-    before = mv.ArrayTableHandler(5, session=session)
-    array = mv.ArrayTableHandler(5, np.arange(5), session=session, name="weights")
+    closed = mv.KeyedTable(2, session=session, name="closed")
     table.add([1, 2], 3)
-    keyed, dense = (mv.attach_read_only(name, node.address) for name in ("users", "weights"))
-    assert keyed.get(3).tolist() == [1, 2]
-    array.close()
-    before.close()
-    # both places are the next table's, whose values then stand where the header was
+    first, gone = (mv.attach_read_only(name, node.address) for name in ("users", "closed"))
+    assert first.get(3).tolist() == [1, 2]
+    closed.close()
+    # its place may be the next table's, whose values then stand where the header was
     mv.ArrayTableHandler(20_000, np.full(20_000, 1e30), session=session)
-    with pytest.raises(NodeLostError, match="weights"):
-        dense.get()
+    with pytest.raises(NodeLostError, match="closed"):
+        gone.get(3)
     session.shutdown()
     again = Session(node.address)  # fresh memory
     with pytest.raises(NodeLostError, match="users"):
-        keyed.get(3)
-    first = keyed
+        first.get(3)
     mv.KeyedTable(2, session=again, name="users")
     keyed = mv.attach_read_only("users", node.address)
     assert keyed.get(3).tolist() == [0, 0]
@@ -114,33 +111,24 @@ def test_who_reads_is_told_that_the_job_is_over() -> None:
     node.close()
     with pytest.raises(NodeLostError, match="ended"):
         keyed.get(3)
-    for seen in (keyed, dense, first):
+    for seen in (keyed, gone, first):
         seen.close()
     with pytest.raises(StartupError, match="no node"):
         mv.attach_read_only("users", node.address)
 
 
-def test_arrays_and_rows_are_read_as_they_are() -> None:
-    with Node(1) as node, Session(node.address) as session:
-        size = 70_000  # several stripes, the last one not full
-        array = mv.ArrayTableHandler(size, np.arange(size), session=session, name="array")
-        matrix = mv.MatrixTableHandler(1000, 9, np.arange(9000), session=session, name="matrix")
-        with mv.attach_read_only("array", node.address) as seen:
-            np.testing.assert_array_equal(seen.get(), np.arange(size))
-            array.add(np.ones(size))
-            np.testing.assert_array_equal(seen.get(), np.arange(size) + 1)
-            with pytest.raises(RowIdError, match="array"):
-                seen.get([1])
-        with mv.attach_read_only("matrix", node.address) as seen:
-            assert seen.shape == (1000, 9)
-            np.testing.assert_array_equal(seen.get([999, 0, 0]), matrix.get([999, 0, 0]))
-            np.testing.assert_array_equal(seen.get(), matrix.get())
-            with pytest.raises(RowIdError, match="999"):
-                seen.get([1000])
-    with Node(1) as node, Session(node.address, sync=True) as session:
-        mv.ArrayTableHandler(3, session=session, name="rounds")
-        with pytest.raises(NotInThisJobError, match="synchronous"):
-            mv.attach_read_only("rounds", node.address)
+@pytest.mark.parametrize("sync", [False, True])
+def test_arrays_and_matrices_are_published_in_any_mode(sync: bool) -> None:
+    name = f"of-test-{os.urandom(8).hex()}"
+    with Node(1) as node, Session(node.address, sync=sync) as session:
+        table = mv.MatrixTableHandler(10, 3, np.arange(30), session=session, name="dense")
+        with pytest.raises(NoSuchTableError, match=r"no keyed table named 'dense' .*can be published"):
+            mv.attach_read_only("dense", node.address)
+        like = {"dense": table.get()}
+        with mv.Publication(name, like=like) as publication, mv.subscribe(name, timeout_seconds=60) as seen:
+            table.add(np.ones((10, 3)))
+            publication.publish({"dense": table.get()})
+            np.testing.assert_array_equal(seen.latest()["dense"], table.get())
 
 
 def test_a_row_that_stays_held_is_a_timeout_and_others_are_not() -> None:
@@ -191,9 +179,9 @@ def test_another_program_that_listens_under_such_a_name_hinders_nobody(monkeypat
         other.start()
         with Node(1) as node, Session(node.address) as session:
             monkeypatch.setattr(read_only, "node_addresses", lambda: [name, node.address])
-            mv.ArrayTableHandler(3, name="there", session=session)
+            mv.KeyedTable(3, name="there", session=session)
             with mv.attach_read_only("there", timeout_seconds=60) as seen:
-                assert seen.shape == (3,)
+                assert seen.dim == 3
         other.join(30)
 
 

@@ -1,8 +1,8 @@
-"""Reading tables from outside their job: nothing is written, not even that they are read.
+"""Reading keyed tables from outside their job: nothing is written, not even that they are read.
 
-A row counts if its word was free and the same before and after the copy. Of a row by key one has to know, too, that it
-was still the key's: it is found, copied, and found again while its word has not changed; a row that goes to another key
-is written under its word. Where a word is held, the reader waits: the job's workers take over from the dead.
+A row counts if its word was free and the same before and after the copy. One has to know, too, that it was still the
+key's: it is found, copied, and found again while its word has not changed; a row that goes to another key is written
+under its word. Where a word is held, the reader waits: the job's workers take over from the dead.
 
 The memory may be given to another table at any moment, and a reader learns of it only afterwards. So nothing that is
 read there says where to read or how much to write: that stands in a copy of the header, taken when the table was there.
@@ -28,7 +28,6 @@ from multiverso.kernels.keyed.buckets import home_of, scan
 from multiverso.kernels.keyed.index import ABSENT, depth_of
 from multiverso.kernels.keyed.initial_rows import write_initial
 from multiverso.layout.keyed import BUCKET_BYTES, CANDIDATE, NO_ROW, OWNER, SEGMENT_BYTES, at
-from multiverso.layout.words import WORD_SPACING
 
 _AHEAD = 16
 _PAUSES = 100
@@ -152,49 +151,4 @@ def look_up(base: Address, header: Address, keys: Words, out: Address, size: Int
             tries += 1
             if not _wait(tries, until):
                 return (k << 16) | TIMED_OUT
-    return 0
-
-
-@inner
-def _copy(word, to, place, size, until):
-    """Copies what a word guards: DONE, or TIMED_OUT."""
-    tries = 0
-    while True:
-        value = load_acquire64(word)
-        if value & OWNER == 0:
-            move(to, place, size)
-            fence_acquire()
-            if load_acquire64(word) == value:
-                return DONE
-        tries += 1
-        if not _wait(tries, until):
-            return TIMED_OUT
-
-
-@kernel
-def look_at_rows(
-    words: Address, shift: Int, values: Address, stride: Int, ids: Words, out: Address, progress: Int, until: Int
-) -> Int:
-    """Copies rows of a matrix: ``(done << 16) | code``."""
-    for k in range(progress, ids.size):
-        if k + _AHEAD < ids.size:
-            for line in range(0, stride, 64):
-                prefetch(values + int(ids[k + _AHEAD]) * stride + line)
-        row = int(ids[k])
-        word = words + ((row >> shift) << WORD_SPACING)
-        if _copy(word, out + k * stride, values + row * stride, stride, until) != DONE:
-            return (k << 16) | TIMED_OUT
-    return 0
-
-
-@kernel
-def look_at_all(
-    words: Address, stripe: Int, values: Address, size: Int, out: Address, progress: Int, until: Int
-) -> Int:
-    """Copies a whole table of ``size`` bytes, ``stripe`` of them under each word: ``(done << 16) | code``."""
-    for k in range(progress, (size + stripe - 1) // stripe):
-        start = k * stripe
-        part = min(stripe, size - start)
-        if _copy(words + (k << WORD_SPACING), out + start, values + start, part, until) != DONE:
-            return (k << 16) | TIMED_OUT
     return 0

@@ -10,7 +10,7 @@ from multiverso.tables.keyed.spec import Eviction
 from multiverso.tables.keyed.table import KeyedTable
 from multiverso.tables.matrix import MatrixTableHandler
 from multiverso.tables.pending import Pending
-from multiverso.tables.read_only import ReadOnlyKeyedTable, ReadOnlyTable, attach_read_only
+from multiverso.tables.read_only import ReadOnlyKeyedTable, attach_read_only
 
 __all__ = [
     "ArrayTableHandler",
@@ -20,7 +20,6 @@ __all__ = [
     "MatrixTableHandler",
     "Pending",
     "ReadOnlyKeyedTable",
-    "ReadOnlyTable",
     "TableHandler",
     "attach_read_only",
     "keys",

@@ -1,39 +1,27 @@
-"""A job's tables as another process of the same user reads them: to serve a model while it is being trained."""
+"""A job's keyed tables as another process of the same user reads them: to serve a model while it is being trained."""
 
 from __future__ import annotations
 
 import os
 import socket
 import time
-from collections.abc import Callable
 from io import FileIO
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from multiverso.deadline import Deadline
-from multiverso.errors import (
-    MultiversoError,
-    NodeLostError,
-    NoSuchTableError,
-    NotInThisJobError,
-    RowIdError,
-    WaitTimeoutError,
-)
+from multiverso.errors import MultiversoError, NodeLostError, NoSuchTableError, WaitTimeoutError
 from multiverso.in_process import InProcess
 from multiverso.kernels import read_only as kernels
-from multiverso.layout import keyed as keyed_layout
-from multiverso.layout import words as at
+from multiverso.layout.keyed import LINES, at
 from multiverso.memory.segment import Segment
 from multiverso.memory.words import load64
 from multiverso.runtime.session.node_link import NodeLink
-from multiverso.spec.modes import BY_CODE
-from multiverso.spec.table import DTYPES, TableSpec
-from multiverso.tables.convert import as_row_ids
+from multiverso.spec.table import DTYPES
 from multiverso.tables.keyed.keys import as_keys
 from multiverso.tables.keyed.memory import memory_name
-from multiverso.tables.output import Output, fresh, into
+from multiverso.tables.output import fresh, into
 from multiverso.wire.messages import Message, node_addresses
 from multiverso.wire.requests import Look
 from multiverso.wire.trust import SECRET_VARIABLE
@@ -41,19 +29,22 @@ from multiverso.wire.trust import SECRET_VARIABLE
 _SLICE_NANOSECONDS = 100_000_000
 
 
-class _ReadOnly(InProcess):
-    """What both kinds of tables have: memory that cannot be written to, and the connection that says if it is good.
+class ReadOnlyKeyedTable(InProcess):
+    """A `KeyedTable` of a running job, for reading; from `attach_read_only`.
 
     Args:
-        link: to the job's node, which has lent the memory.
+        link: to the job's node, which has lent the memory, and ends the connection before it gives it to another table.
         job: its address.
         answer: where the memory lies.
         descriptors: of the memory; taken over.
         name: the table's.
         timeout_seconds: deadline of a read.
-    """
 
-    dtype: np.dtype[Any]
+    Attributes:
+        name: its name.
+        dim: numbers in a row.
+        dtype: of the values.
+    """
 
     def __init__(
         self, link: NodeLink, job: str, answer: Message, descriptors: list[int], name: str, timeout_seconds: float
@@ -66,78 +57,14 @@ class _ReadOnly(InProcess):
         self.name = name
         self._link, self._timeout_seconds = link, timeout_seconds
         self._what = f"table {name!r} of the job at {job}"
-
-    def _check(self) -> None:
-        """Raises NodeLostError if the job or the table is over: what was read until now may be another table's."""
-        try:
-            connection = self._link.connection
-            if connection.recv(1, socket.MSG_DONTWAIT | socket.MSG_PEEK):
-                return
-        except BlockingIOError:
-            return
-        except (OSError, NodeLostError):
-            pass
-        raise NodeLostError(
-            f"{self._what} is gone: its job has ended, or has closed it, or this process has closed the table; "
-            "attach again when it runs again, or load what it has saved"
-        )
-
-    def _run(self, call: Callable[[int, int], int]) -> None:
-        """Calls a kernel with how far it is and a moment, in slices, until it is done."""
-        deadline = Deadline.after(self._timeout_seconds)
-        code = 0
-        while True:
-            code = call(code >> 16, time.monotonic_ns() + _SLICE_NANOSECONDS)
-            self._check()  # after the read: memory is given to another table only when the connection has ended
-            if code == 0:
-                return
-            if deadline.passed:
-                raise WaitTimeoutError(
-                    f"a part of {self._what} was held for {deadline}: a worker was stopped or killed while it "
-                    "changed it, and no other has come there since"
-                )
-
-    def _output(self, shape: tuple[int, ...], out: Any) -> Output:
-        return fresh(shape, self.dtype, None) if out is None else into(out, shape, self.dtype, False)
-
-    def close(self) -> None:
-        """Detaches from the job; every read after that raises NodeLostError."""
-        self._link.close()
-
-    def __enter__(self) -> Any:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.close()
-
-    def __repr__(self) -> str:
-        return f"<{type(self).__name__} {self.name!r}>"
-
-
-class ReadOnlyKeyedTable(_ReadOnly):
-    """A `KeyedTable` of a running job, for reading; from `attach_read_only`.
-
-    Attributes:
-        name: its name.
-        dim: numbers in a row.
-        dtype: of the values.
-    """
-
-    def __init__(
-        self, link: NodeLink, job: str, answer: Message, descriptors: list[int], name: str, timeout_seconds: float
-    ) -> None:
-        super().__init__(link, job, answer, descriptors, name, timeout_seconds)
-        if not load64(self._segment.address + keyed_layout.at.IDENTITY):  # the last word that is written
+        if not load64(self._segment.address + at.IDENTITY):  # the last word that is written
             self._check()
             raise NoSuchTableError(f"the keyed table {name!r} is just being made: attach again in a moment")
         # once: when the table is closed, something else may take the place of it
-        self._header = self._segment.array(0, keyed_layout.LINES, np.uint8).copy()
+        self._header = self._segment.array(0, LINES, np.uint8).copy()
         self._check()
-
-        def word(which: str) -> int:
-            return load64(self._header.ctypes.data + getattr(keyed_layout.at, which))
-
-        self.dim, self.dtype = word("COLUMNS"), np.dtype(DTYPES[word("DTYPE")])
+        columns, dtype = (load64(self._header.ctypes.data + word) for word in (at.COLUMNS, at.DTYPE))
+        self.dim, self.dtype = columns, np.dtype(DTYPES[dtype])
 
     def get(self, keys: Any, out: Any = None) -> Any:
         """Returns the rows of keys; of a key that has none, its initial row.
@@ -154,86 +81,57 @@ class ReadOnlyKeyedTable(_ReadOnly):
             WaitTimeoutError: a worker was stopped while it held a row, for too long.
         """
         array = as_keys(keys)
-        output = self._output((*array.shape, self.dim), out)
-        flat, size = array.reshape(-1), self.dim * self.dtype.itemsize
+        shape = (*array.shape, self.dim)
+        output = fresh(shape, self.dtype, None) if out is None else into(out, shape, self.dtype, False)
+        flat, size, to = array.reshape(-1), self.dim * self.dtype.itemsize, output.flat.ctypes.data
         look_up, base, header = kernels.look_up.compiled(), self._segment.address, self._header.ctypes.data
-        to = output.flat.ctypes.data
-        self._run(lambda done, until: look_up(base, header, flat, to, size, done, until))
-        return output.give()
+        deadline = Deadline.after(self._timeout_seconds)
+        code = 0
+        while True:
+            code = look_up(base, header, flat, to, size, code >> 16, time.monotonic_ns() + _SLICE_NANOSECONDS)
+            self._check()  # after the read: memory is given to another table only when the connection has ended
+            if code == 0:
+                return output.give()
+            if deadline.passed:
+                raise WaitTimeoutError(
+                    f"a part of {self._what} was held for {deadline}: a worker was stopped or killed while it "
+                    "changed it, and no other has come there since"
+                )
+
+    def _check(self) -> None:
+        """Raises NodeLostError if the job or the table is over: what was read until now may be another table's."""
+        try:
+            connection = self._link.connection
+            if connection.recv(1, socket.MSG_DONTWAIT | socket.MSG_PEEK):
+                return
+        except BlockingIOError:
+            return
+        except (OSError, NodeLostError):
+            pass
+        raise NodeLostError(
+            f"{self._what} is gone: its job has ended, or has closed it, or this process has closed the table; "
+            "attach again when it runs again, or load what it has saved"
+        )
+
+    def close(self) -> None:
+        """Detaches from the job; every read after that raises NodeLostError."""
+        self._link.close()
+
+    def __enter__(self) -> Any:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.name!r}>"
 
 
-class ReadOnlyTable(_ReadOnly):
-    """An array or a matrix of a running job, for reading; from `attach_read_only`.
-
-    Attributes:
-        name: its name.
-        shape: of the values.
-        dtype: of the values.
-    """
-
-    def __init__(
-        self, link: NodeLink, job: str, answer: Message, descriptors: list[int], name: str, timeout_seconds: float
-    ) -> None:
-        super().__init__(link, job, answer, descriptors, name, timeout_seconds)
-        self._spec = TableSpec.from_message(answer["spec"])
-        if BY_CODE[int(answer["mode"])].in_rounds:
-            raise NotInThisJobError(
-                f"table {name!r} is of a synchronous job, whose values change places at each round: save it "
-                "in the job, and read the file"
-            )
-        self.shape, self.dtype = self._spec.shape, np.dtype(self._spec.dtype)
-        # once: when the table is closed, something else may take the place of its header
-        base = self._segment.address
-        header = at.TABLE.at(base)
-        self._words, self._values = (base + int(header[part]) for part in ("words", "buffer_0"))
-        self._stripe_bytes = int(header["stripe_size"]) * self._spec.itemsize
-        self._shift = int(header["shift"])
-        self._check()
-
-    def get(self, row_ids: Any = None, out: Any = None) -> Any:
-        """Returns the values, in the table's shape, or some rows of a matrix.
-
-        A row of a matrix is never torn, and neither is a stripe (8 or 128 KiB); the whole is not of one moment.
-
-        Args:
-            row_ids: as for ``MatrixTableHandler.get``.
-            out: as for ``MatrixTableHandler.get``.
-
-        Raises:
-            RowIdError: no row, or a table that has no rows.
-            NodeLostError: the job has ended, or has closed the table; what is in ``out`` then means nothing.
-            WaitTimeoutError: a worker was stopped while it held a part, for too long.
-        """
-        spec, words, values = self._spec, self._words, self._values
-        if row_ids is None:
-            output = self._output(self.shape, out)
-            stripe, size = self._stripe_bytes, spec.elements * spec.itemsize
-            to, copy = output.flat.ctypes.data, kernels.look_at_all.compiled()
-            self._run(lambda done, until: copy(words, stripe, values, size, to, done, until))
-            return output.give()
-        ids = self._checked(row_ids)
-        output = self._output((ids.size, spec.columns), out)
-        shift, stride = self._shift, spec.columns * spec.itemsize
-        to, copy_rows = output.flat.ctypes.data, kernels.look_at_rows.compiled()
-        self._run(lambda done, until: copy_rows(words, shift, values, stride, ids, to, done, until))
-        return output.give()
-
-    def _checked(self, row_ids: Any) -> npt.NDArray[np.int64]:
-        if not self._spec.is_matrix:
-            raise RowIdError(f"{self!r} is an array: it has no rows")
-        ids = as_row_ids(row_ids, self._spec.rows)
-        if ids.size and not 0 <= ids.min() <= ids.max() < self._spec.rows:
-            raise RowIdError(f"{self!r} has rows 0 to {self._spec.rows - 1}; got {ids.min()} to {ids.max()}")
-        return ids
-
-
-def attach_read_only(
-    name: str, job: str | None = None, *, timeout_seconds: float = 10.0
-) -> ReadOnlyKeyedTable | ReadOnlyTable:
-    """Returns a table of a running job of this user on this host, for reading by a process that is not a worker of it.
+def attach_read_only(name: str, job: str | None = None, *, timeout_seconds: float = 10.0) -> ReadOnlyKeyedTable:
+    """Returns a keyed table of a running job of this user here, for reading by a process that is not a worker of it.
 
     The memory is mapped so that this process cannot write to it. Reads are as quick as a worker's, see what the workers
-    add, and hold no worker up.
+    add, and hold no worker up. Arrays and matrices are published, whole: see `multiverso.Publication`.
 
     Args:
         name: the table's name, as the workers have given it.
@@ -243,7 +141,6 @@ def attach_read_only(
 
     Raises:
         NoSuchTableError: no job has such a table, or several; or this process is another user's.
-        NotInThisJobError: the table of the job that was named is a synchronous one.
         NodeLostError, WaitTimeoutError: the job's node has not answered.
         ValueError: ``job`` or ``timeout_seconds`` is none.
 
@@ -279,20 +176,17 @@ def attach_read_only(
         for table in found:
             table.close()
     raise NoSuchTableError(
-        f"no job of this user on this host has a table named {name!r}: {'; '.join(refusals) or 'none is running'}"
+        f"no job of this user on this host has a keyed table named {name!r}: {'; '.join(refusals) or 'none is running'}"
     )
 
 
-def _attach(address: str, name: str, deadline: float, timeout_seconds: float) -> ReadOnlyKeyedTable | ReadOnlyTable:
+def _attach(address: str, name: str, deadline: float, timeout_seconds: float) -> ReadOnlyKeyedTable:
     link = NodeLink.to(address, deadline, os.environ.get(SECRET_VARIABLE))
     try:
-        for look in (Look("memory", memory_name(f"name:{name}")), Look("name", name)):
-            answer, descriptors = link.ask(look, deadline, f"table {name!r}")
-            if answer["offset"] is None:
-                continue
-            kind = ReadOnlyKeyedTable if look.kind == "memory" else ReadOnlyTable
-            return kind(link, address, answer, descriptors, name, timeout_seconds)
-        raise NoSuchTableError(f"it has no table named {name!r} (yet)")
+        answer, descriptors = link.ask(Look(memory_name(f"name:{name}")), deadline, f"table {name!r}")
+        if answer["offset"] is None:
+            raise NoSuchTableError(f"it has no keyed table named {name!r} (yet); the values of others can be published")
+        return ReadOnlyKeyedTable(link, address, answer, descriptors, name, timeout_seconds)
     except BaseException:
         link.close()
         raise

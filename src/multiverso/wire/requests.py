@@ -51,14 +51,12 @@ class Status(_Request):
 
 
 class Look(_Request):
-    """Asks for a table (``"name"``) or plain memory (``"memory"``), to read it only.
+    """Asks for plain memory of the job, where keyed tables are, to read it only.
 
-    The answer has its ``offset`` (null: none has this name) and ``size``, of a table its ``spec`` and ``mode``; beside
-    it comes a descriptor of the job's memory that cannot be written through. The node ends the connection before it
-    gives the memory to another table.
+    The answer has its ``offset`` (null: none has this name) and ``size``; beside it comes a descriptor of the job's
+    memory that cannot be written through. The node ends the connection before it gives the memory to another table.
     """
 
-    kind: Literal["name", "memory"]
     name: _Text
 
 

@@ -173,13 +173,10 @@ def _look(connection: Connection, request: asked.Look, catalogue: Catalogue, des
     Raises:
         StartupError: this system gives no descriptor that is only for reading.
     """
-    piece = catalogue.find((request.kind, request.name))
+    piece = catalogue.find(("memory", request.name))
     if piece is None:
         connection.reply(request.id, {"offset": None})
         return
-    body: Message = {"offset": piece.offset, "size": piece.size}
-    if isinstance(piece.spec, TableSpec) and piece.shard is not None:
-        body |= {"spec": piece.spec.as_message(), "mode": piece.shard.mode, "workers": piece.shard.workers}
     try:
         # another open file of the same memory: what it cannot do, no copy of it can
         reading = os.open(f"/proc/self/fd/{descriptor}", os.O_RDONLY | os.O_CLOEXEC)
@@ -187,6 +184,6 @@ def _look(connection: Connection, request: asked.Look, catalogue: Catalogue, des
         raise StartupError(f"this system gives no memory that can only be read ({error})") from error
     try:
         catalogue.lend(piece, connection)
-        connection.reply(request.id, body, (reading,))
+        connection.reply(request.id, {"offset": piece.offset, "size": piece.size}, (reading,))
     finally:
         os.close(reading)
