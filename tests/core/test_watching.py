@@ -182,8 +182,12 @@ def test_the_slowest_is_who_is_waited_for_or_does_much_less() -> None:
     free = [changed(IDLE, id=i, pid=0, state="free") for i in range(2)]
     assert slowest(moment(1, *free), moment(10, fast, slow)) == Slowest(1, 0.0, 0.4), "the job's beginning"
     over = [changed(fast, id=i, state="left") for i in (0, 2)]
-    lost = [changed(worker, state="lost") for worker in (fast, slow)]
-    assert slowest(None, moment(20, *lost)) == Slowest(1, 0.0, 0.4), "all were ended together"
+    ended = [changed(worker, state="ended") for worker in (fast, changed(fast, id=2), slow)]
+    assert slowest(None, moment(20, *ended)) == Slowest(1, 0.0, 0.4), "all were ended together"
+    failed = changed(slow, state="failed", cost_seconds=9.0)
+    assert slowest(None, moment(20, *ended[:2], failed)) is None, "the others were ended because of it"
+    assert ending(moment(20, ended[0], failed)) == "2 workers ran for 20.0 s", "one alone is not compared"
+    assert slowest(None, moment(20, *(changed(one, state="lost") for one in ended))) is None, "nobody knows when"
     assert slowest(None, moment(20, *over, changed(slow, state="lost"))) is None, "it has failed"
     assert slowest(None, moment(20, *over, changed(slow, state="left", incarnation=1))) is None, "another one began"
     assert slowest(None, moment(20, *over, changed(slow, state="left"))) == Slowest(1, 0.0, 0.4)
@@ -221,6 +225,17 @@ def test_a_connection_that_is_busy_nearly_all_the_time_is_named() -> None:
     now = moment(20, *waiting, links=both)
     assert busiest(moment(10, IDLE, changed(IDLE, id=1), links=links(5, 9)), now) == Busiest("host-1", 0.9, "with")
     assert slowest(moment(10, IDLE, changed(IDLE, id=1)), now) is None, "who waits most of the time holds nobody up"
+
+
+def test_nothing_is_said_of_a_network_that_was_looked_at_for_a_moment() -> None:
+    history, way = History(), Link("host-1", "connected", 1, 0.0, 0.0)
+    for at in (1.0, 1.09):
+        busy = msgspec.structs.replace(way, busy_seconds=at)
+        history.add(moment(at, changed(IDLE, adds=at), links=[busy]))
+    assert history.busiest is None
+    assert history.now is not None
+    history.add(msgspec.structs.replace(history.now, over="all workers have finished"))
+    assert history.busiest is None
 
 
 def test_what_the_network_was_like_is_known_when_the_job_is_over() -> None:

@@ -11,8 +11,13 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import pytest
 from page_support import MULTIVERSO, Launched, parsed, run, script
 
+from multiverso.launch.local import _as_told
+from multiverso.launch.results import JobResult
+from multiverso.launch.signals import TOLD, Signals
+from multiverso.page.address import new_file
 from multiverso.page.document import document
 from multiverso.page.feed import Feed, read_file
 from multiverso.page.metrics import metrics_of
@@ -20,6 +25,14 @@ from multiverso.watching.snapshot import Link, Snapshot
 
 ROOT = Path(__file__).resolve().parents[2]
 SLOW = "worker 1 is the slowest: the others spend"
+# both have come, and been seen
+ALL_HERE = """import os, sys, time
+import multiverso as mv
+mv.init()
+mv.barrier()
+time.sleep(1)
+"""
+FAILING = f"{ALL_HERE}if mv.worker_id() == 1:\n    raise ValueError\n"
 WORKER: dict[str, Any] = {"id": 0, "pid": 1, "host": "", "program": "train.py", "state": "alive", "waiting_for": ""}
 WORKER |= {"incarnation": 0, "needs": [], "resident_bytes": 0, "checkpoint": 0, "step": 1, "values": {}, "adds": 1.0}
 WORKER |= {f"{what}_seconds": 0.0 for what in ("waiting", "waited", "cost", "cpu")}
@@ -200,14 +213,65 @@ def test_a_job_that_fails_has_not_ended_well(tmp_path: Path) -> None:
         assert job.end()[0] == 1
 
 
-def test_of_several_hosts_the_worker_that_failed_first_is_named(tmp_path: Path) -> None:
-    """The first host's launcher knew only of its own workers, which fail because another one has."""
-    text = "import multiverso as mv, sys\nmv.init()\nif mv.worker_id() == 1:\n    raise ValueError\nmv.barrier()\n"
+@pytest.mark.parametrize("meanwhile", ["mv.barrier()", "time.sleep(1000)", "mv.shutdown()"])
+def test_of_several_hosts_the_worker_that_failed_first_is_named(meanwhile: str, tmp_path: Path) -> None:
+    """The first host's launcher knows its own workers only, which fail because another one has, or are ended."""
+    text = f"{FAILING}{meanwhile}\n"
     with Launched("run", "-n", 2, "--hosts", 2, "--page", script(tmp_path, text), cwd=tmp_path) as job:
         *_, last = job.messages()
         assert re.fullmatch(r"worker 1 \(pid \d+ on host-1\) was lost first", last["now"]["over"])
         assert last["now"]["well"] is False
+        innocent = "left" if "shutdown" in meanwhile else "ended"
+        assert [worker["state"] for worker in last["now"]["workers"]] == [innocent, "failed"]
         assert job.end()[0] == 1
+
+
+def test_on_several_hosts_the_others_finish_without_one_that_failed(tmp_path: Path) -> None:
+    options = ("-n", 2, "--hosts", 2, "--on-failure", "continue", "--page")
+    with Launched("run", *options, script(tmp_path, f"{FAILING}mv.shutdown()\n"), cwd=tmp_path) as job:
+        *_, last = job.messages()
+        words = r"the others have finished; worker 1 \(pid \d+ on host-1\) was lost first"
+        assert re.fullmatch(words, last["now"]["over"])
+        assert last["now"]["well"] is True
+        assert [worker["state"] for worker in last["now"]["workers"]] == ["left", "lost"]
+        assert job.end()[0] == 0
+
+
+def test_who_or_what_ends_a_job_on_several_hosts_is_not_a_worker(tmp_path: Path) -> None:
+    with Launched("run", "-n", 2, "--hosts", 2, "--page", script(tmp_path), cwd=tmp_path) as job:
+        for message in job.messages():
+            if message["now"] and all(worker["step"] for worker in message["now"]["workers"]):
+                os.kill(job.process.pid, signal.SIGINT)
+                break
+        *_, last = job.messages()
+        assert (last["now"]["over"], last["now"]["well"]) == ("ended by a signal", None)
+        assert [worker["state"] for worker in last["now"]["workers"]] == ["ended", "ended"]
+        assert job.end()[0] == 130
+    signals, ended = Signals(), JobResult("signal", 143, None, None, (), 1.0)
+    signals.number = TOLD["timeout"]
+    assert str(_as_told(ended, signals, is_doubtful=False)) == "it took longer than it may"
+
+
+def test_on_several_hosts_a_file_goes_on_where_the_job_is_started_again(tmp_path: Path) -> None:
+    """The first host's launcher is another one then: it refused the file, as it was there already."""
+    text = f"{ALL_HERE}sys.exit(mv.worker_id() == 1 and int(os.environ['MULTIVERSO_RESTARTS']) < 1)\n"
+    options = ("-n", 2, "--hosts", 2, "--max-restarts", 1, "--page", "--history", "run.jsonl")
+    done = run("run", *options, script(tmp_path, text), cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    feed = Feed()
+    read_file(tmp_path / "run.jsonl", feed.add)
+    assert feed.history.now is not None
+    assert (feed.history.now.restarts, feed.history.now.over) == (1, "all workers have finished")
+    assert "the job was started again" in [event.text for event in feed.history.events]
+
+
+def test_other_hosts_do_not_wait_for_one_that_refuses(tmp_path: Path) -> None:
+    (tmp_path / "there.jsonl").write_text("{}\n")
+    options = ("-n", 2, "--hosts", 2, "--on-failure", "continue", "--page", "--history", "there.jsonl")
+    done = run("run", *options, script(tmp_path), cwd=tmp_path)
+    assert done.returncode == 2
+    assert "multiverso: host-0: --history there.jsonl: this file is there already" in done.stderr
+    assert "cannot be reached" not in done.stderr, "they tried for a minute"
 
 
 def test_of_a_program_that_never_joins_the_end_says_so(tmp_path: Path) -> None:
@@ -255,7 +319,7 @@ def test_a_page_that_is_killed_is_told_of_and_the_job_continues(tmp_path: Path) 
 
 def test_a_file_says_that_the_network_was_the_limit(tmp_path: Path) -> None:
     path = tmp_path / "run.jsonl"
-    with path.open("wb") as file:
+    with new_file(path) as file:
         written = Feed(file)
         for look in range(60):
             link = Link("host-1", "connected", 1, 0.0, 0.0, busy_seconds=0.45 * look)

@@ -14,7 +14,7 @@ import subprocess
 import sys
 
 FAILED = 255  # what ssh ends with when there is no connection, or no more
-SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGXCPU)
 
 
 def main() -> None:

@@ -27,13 +27,13 @@ from multiverso.launch.host_events import HostEvents
 from multiverso.launch.job import Job
 from multiverso.launch.options import RunOptions, check
 from multiverso.launch.output import Output
-from multiverso.launch.place import JOB_VARIABLE
+from multiverso.launch.place import JOB_VARIABLE, REFUSED
 from multiverso.launch.plan import HostPlan
 from multiverso.launch.processes import WorkerCommand
 from multiverso.launch.reports import Report
 from multiverso.launch.restarting import Ended, Replacements, Starts
 from multiverso.launch.results import JobResult, WorkerExit
-from multiverso.launch.signals import Signals, let_signals_end_us
+from multiverso.launch.signals import TOLD, Signals, let_signals_end_us
 from multiverso.launch.sinks import Stream, unbuffered, write_all
 from multiverso.launch.ssh import MOST_HOSTS, checked_names
 from multiverso.node_log import NODE_SAYS
@@ -46,6 +46,7 @@ _LATE_SECONDS = 10.0
 _FAILED = re.compile(
     rb"multiverso: worker \d+ \(pid \d+ on [^)]*\) (failed with exit code \d+)(?:; the others were ended)?(\..*)"
 )
+_REFUSED_CODE = 2  # as on one host
 _IN_CONSEQUENCE = 128 + signal.SIGTERM
 _PASSED_ON = (
     "PYTHONPATH",
@@ -104,6 +105,8 @@ def _start(options: RunOptions, starts: Starts) -> Ended:
             if end.failed and end.worker_id and options.on_failure == "continue":
                 absent = (roster, end.worker_id, "it ended before it had begun")  # if it has not
                 threading.Thread(target=say_absent, args=absent, daemon=True).start()
+            if end.code == REFUSED and not end.worker_id:  # the others would wait for it
+                job.end("failed")
 
         def again(end: WorkerExit) -> float | None:
             """A host is started again where its launcher was killed; one that has ended by itself has said why."""
@@ -144,8 +147,11 @@ def _start(options: RunOptions, starts: Starts) -> Ended:
             on_failure=options.on_failure,
             grace_seconds=2 * (options.grace_seconds + _MORE_GRACE_SECONDS),
             keep_stdin=True,
+            tells=TOLD,
         )
         result = job.run(starts.seconds_left, signals=starts.signals)
+        exits = tuple(replace(end, code=_REFUSED_CODE) if end.code == REFUSED else end for end in result.exits)
+        result = replace(result, exits=exits)
         for text in shown.folded():
             say(text)
         culprit = culprit_of(result.exits) if result.exits else None  # none was started

@@ -7,7 +7,7 @@ import signal
 import subprocess
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from typing import Literal, Self
 
@@ -58,6 +58,7 @@ class Job:
         on_trouble: called with what is to be said when a worker could not be started again.
         on_look: called every half second or more often.
         first: the first worker's number.
+        tells: by which signals workers are told why they are to end; SIGTERM where it says nothing.
 
     Most callers need `run` alone. A caller with a loop of its own uses the job as a context manager, which starts the
     workers and leaves none behind, polls `fileno`, and calls `step` whenever that is readable.
@@ -79,8 +80,10 @@ class Job:
         on_trouble: Callable[[str], None] = lambda _: None,
         on_look: Callable[[], None] = lambda: None,
         first: int = 0,
+        tells: Mapping[Reason, int] | None = None,
     ) -> None:
         self._commands = commands
+        self._tells = tells or {}
         self._first = first
         self._marker = marker
         self._output = output
@@ -174,7 +177,7 @@ class Job:
         """Begins to end the workers that run: with this signal, and those that stay with SIGKILL."""
         if self._reason == "finished":
             self._signal = number
-            self._end(reason, number)
+            self._end(reason, self._tells.get(reason, number))
 
     def finish(self) -> None:
         """Waits until all workers have ended, or one cannot be ended."""

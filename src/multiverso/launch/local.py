@@ -2,26 +2,34 @@
 
 import os
 import signal
+import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, closing, nullcontext
+from dataclasses import replace
 from pathlib import Path
 
+from multiverso.deadline import Deadline
 from multiverso.errors import StartupError
+from multiverso.launch.job import OnFailure
 from multiverso.launch.on_nodes import Part, job_on
 from multiverso.launch.options import RunOptions, check, log_files, misplaced_workers, program_of
 from multiverso.launch.output import Output
-from multiverso.launch.place import Place, here
+from multiverso.launch.place import REFUSED, Place, here
 from multiverso.launch.reports import Report
 from multiverso.launch.resources import choose_gpus
 from multiverso.launch.restarting import Ended, Replacements, Starts
-from multiverso.launch.results import JobResult
-from multiverso.launch.signals import Signals, let_signals_end_us
+from multiverso.launch.results import JobResult, WorkerExit
+from multiverso.launch.signals import TOLD, Signals, let_signals_end_us
 from multiverso.launch.watched import Page, Watch
 from multiverso.runtime.discovery.restarts import restarts
 from multiverso.runtime.node.node import Node
+from multiverso.saying import say
+from multiverso.watching.history import name_of
 from multiverso.watching.slowest import ending
-from multiverso.watching.snapshot import Snapshot
+from multiverso.watching.snapshot import Worker
 from multiverso.wire.trust import SECRET_VARIABLE, new_secret
+
+_WORD_SECONDS, _LOOK_SECONDS = 1.0, 0.05
 
 
 def launch(options: RunOptions) -> int:
@@ -40,7 +48,8 @@ def launch(options: RunOptions) -> int:
     except StartupError as error:
         if place.other_hosts is None:
             raise
-        raise StartupError(f"{place.name}: {error}") from error
+        say(f"{place.name}: {error}")
+        return REFUSED
 
 
 def _launch(options: RunOptions, place: Place) -> int:
@@ -54,8 +63,10 @@ def _launch(options: RunOptions, place: Place) -> int:
     if options.workers is None and (misplaced := misplaced_workers(options)):
         report.warn(misplaced)
     with ExitStack() as stack:
-        page = Page(options.history) if options.page and place.leads else None
-        watch = stack.enter_context(Watch(page, report.warn)) if page or (report.says_more and place.leads) else None
+        before = restarts() if place.other_hosts is not None else 0  # of which each host's launcher is another one
+        page = Page(options.history, goes_on=before > 0) if options.page and place.leads else None
+        watches = page or (report.says_more and place.leads)
+        watch = stack.enter_context(Watch(page, report.warn, before)) if watches else None
         if watch:
             report.begins(f"{workers} worker{'s' * (workers != 1)}", place, page.address if page else None)
         signals = stack.enter_context(Signals())
@@ -65,9 +76,7 @@ def _launch(options: RunOptions, place: Place) -> int:
             lambda: report.restarting(starts),
         )
         if watch:
-            # of several hosts the job's launcher ends each where one has failed
-            by_user = ended.result.reason == "signal" and place.other_hosts is None
-            watch.end(_why(ended.result, watch.history.now, place, report), None if by_user else ended.code == 0)
+            _show_end(watch, ended, signals, place, report, options.on_failure)
     # after a signal, and on one of several hosts, this process still has to tell its exit code
     if ended.result.reason != "signal" and place.other_hosts is None:
         let_signals_end_us()
@@ -75,15 +84,60 @@ def _launch(options: RunOptions, place: Place) -> int:
     return ended.code
 
 
-def _why(result: JobResult, now: Snapshot | None, place: Place, report: Report) -> str:
-    """Returns how a job ended; of a worker on another host, which was the first, no more is known here than that."""
-    if result.culprit is None or result.reason not in ("failed", "finished"):
-        return f"{result}"
-    first = now.lost[0] if now is not None and now.lost and result.reason == "failed" else result.culprit.worker_id
-    if now is not None and first not in place.workers:
-        worker = next(one for one in now.workers if one.id == first)
-        return f"worker {first} (pid {worker.pid} on {worker.host}) was lost first"
-    said = report.output.last_words(result.culprit.worker_id) if report.output else ""
+def _show_end(
+    watch: Watch, ended: Ended, signals: Signals, place: Place, report: Report, on_failure: OnFailure
+) -> None:
+    """Shows on the page how a job has ended, and because of whom."""
+    result, now = ended.result, watch.history.now
+    lost = now.in_order_of_loss if now else []
+    stops = on_failure == "stop"
+    if place.other_hosts:
+        result = _as_told(result, signals, is_doubtful=stops and bool(lost))
+    first = None if stops and result.reason == "finished" else _first(result, lost, place)
+    well = None if result.reason == "signal" else result.reason == "finished" and ended.code == 0
+    failed = None
+    if stops and first is not None:
+        failed = first.id if isinstance(first, Worker) else first.worker_id
+    watch.end(result, well, _why(result, first, report), failed, on_failure)
+
+
+def _as_told(result: JobResult, signals: Signals, is_doubtful: bool) -> JobResult:
+    """Returns how a job on several hosts ended, which its launcher tells: by a signal, and perhaps a moment later."""
+    word = Deadline.after(_WORD_SECONDS)
+    while is_doubtful and not signals.number and not word.passed:
+        time.sleep(_LOOK_SECONDS)
+    if not signals.number or result.reason not in ("signal", "finished"):
+        return result
+    told = next((reason for reason, number in TOLD.items() if number == signals.number), None)
+    return replace(result, reason=told or "signal")
+
+
+def _first(result: JobResult, lost: Sequence[Worker], place: Place) -> WorkerExit | Worker | None:
+    """Returns the worker that failed first: one of this host's, or another one, of which is known that it was lost.
+
+    Args:
+        result: how this host's part did.
+        lost: the workers that were lost, the first one first.
+        place: which are this host's.
+    """
+    if result.reason not in ("failed", "finished"):
+        return None
+    others = [worker for worker in lost if worker.id not in place.workers]
+    if result.culprit is not None:
+        return others[0] if others and lost[0] in others else result.culprit
+    all_leave_so = result.reason == "finished" and len(others) < len(lost)
+    return others[0] if others and not all_leave_so else None
+
+
+def _why(result: JobResult, first: WorkerExit | Worker | None, report: Report) -> str:
+    """Returns how a job ended, in which ``first`` was the first worker that failed."""
+    failed = result.reason == "failed"
+    if isinstance(first, Worker):
+        goes_on = not failed and result.exit_code == 0
+        return f"{'the others have finished; ' if goes_on else ''}{name_of(first)} was lost first"
+    if first is None:
+        return "a worker on another host has failed" if failed else f"{result}"
+    said = report.output.last_words(first.worker_id) if report.output else ""
     return f"{result}{f': {said}' if said else ''}"
 
 
@@ -134,7 +188,7 @@ def _start(
         )
         with watch.following(node) if watch else nullcontext():
             result = job.run(starts.seconds_left, signals=starts.signals)
-        code = result.exit_code if place.other_hosts is None else end_on_host(node, place, result, report)
+            code = end_on_host(node, place, result, report, starts.signals)
         in_it = node.had_workers
         status = node.status() if options.summary and in_it and place.leads else None
         strangers = workers > 1 and result.exit_code == 0 and not in_it
@@ -157,19 +211,22 @@ def _start(
     return Ended(result, code, tell)
 
 
-def end_on_host(node: Node, place: Place, result: JobResult, report: Report) -> int:
+def end_on_host(node: Node, place: Place, result: JobResult, report: Report, signals: Signals) -> int:
     """Of a job on several hosts: stay as long as others need this host's copies; say how this host's part ended.
 
     Returns:
-        This host's exit code: 143 where its workers failed because of another host's.
+        The exit code: of a job on several hosts 143 where this one's workers failed because of another's.
     """
+    others = place.other_hosts
+    if others is None:
+        return result.exit_code
     first = next(iter(node.lost_workers()), None)
     in_consequence = result.reason == "failed" and first is not None and first not in place.workers
     if not in_consequence and result.reason != "signal":  # which the job's own launcher tells
         report.finished(result)
-    if result.reason == "finished":
-        let_signals_end_us()
-        if not node.stay():
-            report.warn(f"{place.name}: the job ended before all its hosts were done.")
-            return result.exit_code or 1
+    if result.reason == "finished" and not node.stay(lambda: signals.number != 0 or not others.all_came):
+        if signals.number:
+            return 128 + (signal.SIGTERM if signals.number in TOLD.values() else signals.number)
+        report.warn(f"{place.name}: the job ended before all its hosts were done.")
+        return result.exit_code or 1
     return 128 + signal.SIGTERM if in_consequence else result.exit_code

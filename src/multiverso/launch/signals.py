@@ -9,12 +9,15 @@ from typing import Any, Self
 
 from multiverso.errors import StartupError
 from multiverso.launch._ssh import SIGNALS
+from multiverso.launch.results import Reason
 
+# by which the launcher of a job on several hosts tells each host's why it is ended; to workers each is SIGTERM
+TOLD: dict[Reason, int] = {"failed": signal.SIGUSR2, "timeout": signal.SIGXCPU}
 Handler = Callable[[int, FrameType | None], Any] | int | None
 
 
 class Signals:
-    """SIGINT, SIGTERM, SIGHUP and SIGUSR1 for one job after another; ignored from the last one's end on.
+    """What `SIGNALS` names, for one job after another; ignored from the last one's end on.
 
     In the main thread of a process that is there for these jobs only.
 
@@ -57,8 +60,8 @@ class Signals:
         for number in self._before:
             signal.signal(number, self._receive)
         self._receiver = receiver
-        if receiver is not None and self.number:
-            receiver(self.number)
+        if self.number:
+            self._pass_on(self.number)
 
     def put_back(self) -> None:
         """In a program that continues after its jobs: handles signals as before them."""
@@ -68,8 +71,11 @@ class Signals:
     def _receive(self, number: int, _: FrameType | None) -> None:
         if number != signal.SIGUSR1:
             self.number = self.number or number
+        self._pass_on(number)
+
+    def _pass_on(self, number: int) -> None:
         if self._receiver is not None:
-            self._receiver(number)
+            self._receiver(signal.SIGTERM if number in TOLD.values() else number)
 
 
 def let_signals_end_us() -> None:

@@ -17,13 +17,16 @@ from pathlib import Path
 from typing import Self
 
 import msgspec
+from msgspec.structs import replace
 
+from multiverso.launch.job import OnFailure
 from multiverso.launch.processes import signal_name
+from multiverso.launch.results import JobResult
 from multiverso.page.address import address_of, check_installed, new_file, new_listener, new_token
 from multiverso.runtime.node.node import Node
 from multiverso.watching.history import History
 from multiverso.watching.jobs import with_publications
-from multiverso.watching.snapshot import Observer, Snapshot
+from multiverso.watching.snapshot import Observer, Snapshot, Worker
 
 _LOOK_SECONDS = 0.5
 _STUCK_SECONDS = 2.0
@@ -35,6 +38,7 @@ class Page:
 
     Args:
         history: takes the job's past; None for no file.
+        goes_on: whether that is there, as this job was started again.
 
     Attributes:
         address: the page's, with its token.
@@ -43,13 +47,13 @@ class Page:
         StartupError: what it needs is not installed, or ``history`` cannot be made.
     """
 
-    def __init__(self, history: Path | None = None) -> None:
+    def __init__(self, history: Path | None = None, *, goes_on: bool = False) -> None:
         check_installed()
         token = new_token()
         self._history = history
         with ExitStack() as stack:
             listener = stack.enter_context(new_listener())
-            file = None if history is None else stack.enter_context(new_file(history))
+            file = None if history is None else stack.enter_context(new_file(history, goes_on=goes_on))
             self._socket, theirs = socket.socketpair()
             stack.enter_context(theirs)
             self._process = subprocess.Popen(
@@ -107,16 +111,17 @@ class Watch:
     Args:
         page: where what is seen is shown; closed with this.
         say: called with what is to be said where it cannot be shown any more.
+        restarts: how often the job was started again before.
 
     Attributes:
         history: what was seen.
     """
 
-    def __init__(self, page: Page | None, say: Callable[[str], None]) -> None:
+    def __init__(self, page: Page | None, say: Callable[[str], None], restarts: int = 0) -> None:
         self.history = History()
         self._page, self._say = page, say
         self._node: Node | None = None
-        self._observer = Observer()
+        self._observer = Observer(restarts)
         self._looking = threading.Lock()
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._run, name="multiverso-watch", daemon=True)
@@ -132,7 +137,7 @@ class Watch:
         if self._node is not None and (came or (last and self.history.now is None)):
             with contextlib.suppress(Exception):  # what is not seen must not end a job
                 now = self._observer.see(with_publications(self._node.status()))
-                self._show(now if came else msgspec.structs.replace(now, workers=[]))
+                self._show(now if came else replace(now, workers=[]))
 
     def _show(self, now: Snapshot) -> None:
         self.history.add(now)
@@ -152,10 +157,26 @@ class Watch:
                 self._look(last=True)
                 self._node = None
 
-    def end(self, why: str, well: bool | None) -> None:
-        """The job is over, and not started again; says so on the page, and if it ended well (None: by a signal)."""
+    def end(self, result: JobResult, well: bool | None, why: str, failed: int | None, on_failure: OnFailure) -> None:
+        """The job is over, and not started again; says so on the page.
+
+        Args:
+            result: how this host's workers have ended.
+            well: whether the job has; None where a signal has ended it.
+            why: how it has, in words.
+            failed: the worker that ended it, on whichever host.
+            on_failure: of the job: where that is "stop", whoever was lost beside that one was so because of the end.
+        """
         if self.history.now is not None:
-            self._show(msgspec.structs.replace(self.history.now, over=why, well=well))
+            innocent = {end.worker_id for end in result.exits if not end.failed}
+
+            def as_ended(worker: Worker) -> Worker:
+                is_ended = worker.state == "lost" and (on_failure == "stop" or worker.id in innocent)
+                state = "failed" if worker.id == failed else "ended" if is_ended else worker.state
+                return replace(worker, state=state)
+
+            workers = [as_ended(worker) for worker in self.history.now.workers]
+            self._show(replace(self.history.now, workers=workers, over=why, well=well))
 
     def close(self) -> None:
         """Ends the thread, and the page."""

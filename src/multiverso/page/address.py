@@ -11,6 +11,7 @@ from pathlib import Path
 from multiverso.errors import StartupError
 
 HOST = "127.0.0.1"
+FIRST_LINE = b'{"multiverso":"a job\'s past","version":1}\n'
 
 
 def check_installed() -> None:
@@ -41,8 +42,8 @@ def address_of(listener: socket.socket, token: str) -> str:
     return f"http://{HOST}:{listener.getsockname()[1]}/?token={token}"
 
 
-def new_file(path: Path) -> BufferedWriter:
-    """Opens a file for a job's past, that is not there yet.
+def new_file(path: Path, *, goes_on: bool = False) -> BufferedWriter:
+    """Opens a file for a job's past, that is not there yet, or that ``goes_on`` as the job was started again.
 
     Raises:
         StartupError: it is, or cannot be made; `multiverso page` would not know it for one.
@@ -50,7 +51,11 @@ def new_file(path: Path) -> BufferedWriter:
     if path.suffix != ".jsonl":
         raise StartupError(f"--history {path}: a job's past is a .jsonl file, by which `multiverso page` knows it.")
     try:
-        return path.open("xb")
+        file = path.open("ab" if goes_on else "xb")
+        if not file.tell():
+            file.write(FIRST_LINE)
+            file.flush()
+        return file
     except FileExistsError:
         raise StartupError(f"--history {path}: this file is there already; give another name.") from None
     except OSError as error:

@@ -13,6 +13,7 @@ import msgspec
 from msgspec import Struct
 
 from multiverso.errors import MultiversoError, StartupError, WaitTimeoutError
+from multiverso.page.address import FIRST_LINE
 from multiverso.page.document import document
 from multiverso.watching.history import Event, History, Point, point_of
 from multiverso.watching.jobs import look_at
@@ -20,7 +21,6 @@ from multiverso.watching.slowest import Slowest, ending
 from multiverso.watching.snapshot import Observer, Snapshot
 
 LOOK_SECONDS = 0.5
-_HEADER = b'{"multiverso":"a job\'s past","version":1}\n'
 # the file's lines come so much further apart as the job gets older: it grows with the logarithm of the time
 _MOST_LINES = 2000
 _MOST_WAITING = 32  # messages that a reader has not taken: it is cut off, and begins anew
@@ -43,7 +43,7 @@ class Feed:
     """A job's past and who listens. Owner: one thread.
 
     Args:
-        file: takes each snapshot as a line, at first all of them, then fewer; None for none.
+        file: of `new_file`: takes each snapshot as a line, at first all of them, then fewer; None for none.
         history: what has been so far; nothing by default.
     """
 
@@ -51,8 +51,6 @@ class Feed:
         self.history = history or History()
         self._file, self._written_at = file, float("-inf")
         self._listeners: set[asyncio.Queue[bytes | None]] = set()
-        if file is not None:
-            self._write(_HEADER)
 
     def add(self, now: Snapshot) -> None:
         """Takes the next snapshot."""
@@ -150,7 +148,7 @@ def read_file(path: Path, add: Callable[[Snapshot], object]) -> None:
     except OSError as error:
         raise StartupError(f"{path}: {error.strerror}.") from None
     with file:
-        if file.readline() != _HEADER:
+        if file.readline() != FIRST_LINE:
             raise StartupError(f"{path} is not a job's past, as `multiverso run --page --history` writes it.")
         number = 1
         for number, line in enumerate(_lines(file), 2):

@@ -180,8 +180,8 @@ def _events(before: Snapshot | None, now: Snapshot, newest: int) -> Iterator[Eve
     ]
     for one in anew:
         if past[one.id].state == "alive":  # its death lies between the two looks
-            yield Event(now.at, f"{_name(past[one.id])} was lost", bad=True)
-        yield Event(now.at, f"{_name(one)} has taken the place of the one that was lost")
+            yield Event(now.at, f"{name_of(past[one.id])} was lost", bad=True)
+        yield Event(now.at, f"{name_of(one)} has taken the place of the one that was lost")
     changed = [one for one in now.workers if one not in anew and one.state != _state(past.get(one.id))]
     begins = before is not None or now.up_seconds < _WINDOW_SECONDS
     for state, words in (("alive", "joined" if begins else "joined before this was watched"), ("left", "left")):
@@ -192,9 +192,12 @@ def _events(before: Snapshot | None, now: Snapshot, newest: int) -> Iterator[Eve
     gone = sorted((one for one in changed if one.state == "lost"), key=lambda one: lost.get(one.id, len(lost)))
     for place, one in enumerate(gone):
         first = " first" if place == 0 and len(gone) > 1 else ""
-        yield Event(now.at, f"{_name(one)} was lost{first}", bad=True)
+        yield Event(now.at, f"{name_of(one)} was lost{first}", bad=True)
     ways: dict[str, Link] = {} if before is None else {link.host: link for link in before.links}
+    at_work = {one.host for one in now.workers if one.state == "alive"}  # where nobody is, the connection ends so
     for link in now.links:
+        if link.state == "cut" and link.host not in at_work:
+            continue
         if link.host in ways and link.state not in (ways[link.host].state, "not yet connected"):
             words = {"lost": "host {} was lost", "cut": "the connection to {} was cut", "ended": "{} has ended"}.get(
                 link.state, "{} is connected"
@@ -210,7 +213,8 @@ def _state(worker: Worker | None) -> str:
     return "free" if worker is None else worker.state
 
 
-def _name(worker: Worker) -> str:
+def name_of(worker: Worker) -> str:
+    """Returns "worker 3 (pid 123 on host-1)"."""
     where = f" on {worker.host}" if worker.host else ""
     return f"worker {worker.id}" + (f" (pid {worker.pid}{where})" if worker.pid else where)  # it had not come
 

@@ -16,6 +16,7 @@ _MOST_WAITS = 3
 _LEAST_SECONDS = 0.05  # of a kind of wait, that are worth a word
 _FEWEST = 10  # operations, from which a pace can be told
 _BUSY = 0.8  # of the time, from which a connection has little room left
+_LEAST_WINDOW = 2.0  # seconds, in which a connection that is busy for a moment does not look so for all of the time
 _MOSTLY = 0.5  # of the time: who waits so much is not who is waited for
 
 
@@ -59,9 +60,9 @@ class Busiest(Struct, frozen=True):
 
 def busiest(before: Snapshot | None, now: Snapshot) -> Busiest | None:
     """Returns the busiest way to another host between two snapshots, or None: each has room left."""
-    if before is None or before.address != now.address:
+    if before is None or before.address != now.address or now.at - before.at < _LEAST_WINDOW:
         return None
-    past, seconds = {link.host: link for link in before.links}, max(1e-3, now.at - before.at)
+    past, seconds = {link.host: link for link in before.links}, now.at - before.at
     live, _, _, since = _since(before, now)
     waits = live and sum(since(worker, "waited_seconds") for worker in live) > _MOSTLY * seconds * len(live)
     found = []
@@ -96,8 +97,8 @@ def _since(
     begins = before is None or before.restarts != now.restarts or all(one.state == "free" for one in before.workers)
     past = {} if before is None or begins else {one.id: one for one in before.workers}
     seconds = now.up_seconds - (before.up_seconds if past and before else 0.0)
-    # of one that failed while others went on nothing is said
-    live = _in_state(now, "alive") or _in_state(now, "left") or _in_state(now, "lost")
+    # nothing is said of one that failed, whether the others went on or not
+    live = _in_state(now, "alive") or _in_state(now, "left", "ended")
 
     def since(worker: Worker, name: str) -> float:
         earlier = getattr(past[worker.id], name) if worker.id in past else 0.0
@@ -137,8 +138,8 @@ def _behind(before: Snapshot | None, now: Snapshot) -> Slowest | None:
     return Slowest(last.id, 0.0, pace) if pace < _MUCH_SLOWER else None
 
 
-def _in_state(now: Snapshot, state: str) -> list[Worker]:
-    return [worker for worker in now.workers if worker.state == state]
+def _in_state(now: Snapshot, *states: str) -> list[Worker]:
+    return [worker for worker in now.workers if worker.state in states]
 
 
 def ending(now: Snapshot) -> str:
@@ -149,7 +150,7 @@ def ending(now: Snapshot) -> str:
     found = slowest(None, now)
     if found is not None:
         parts.append(str(found))
-    elif len(now.workers) > 1:
+    elif len(_in_state(now, "alive", "left", "ended")) > 1:
         parts.append("no worker held the others up")
     waits = sorted((wait for wait in now.waited_for.items() if wait[1] >= _LEAST_SECONDS), key=lambda wait: -wait[1])
     if waits:

@@ -23,7 +23,8 @@ class Worker(Struct, frozen=True):
     """A worker. Counts, bytes and seconds are totals since its process began, over all tables.
 
     Attributes:
-        state: "alive", "left", "lost", or "free" for a place that nobody has taken.
+        state: "alive", "left", "lost", or "free" for a place that nobody has taken; once the job is over also "failed",
+            of the worker that ended it, and "ended", of others that were lost because of the end.
         incarnation: how many processes had its number before.
         waiting_for: what it waits for now, in words; empty when it does not wait.
         needs: the workers that it waits for.
@@ -174,6 +175,12 @@ class Snapshot(Struct, frozen=True):
     well: bool | None = None
 
     @property
+    def in_order_of_loss(self) -> list[Worker]:
+        """The workers that were lost, the first one first."""
+        workers = {worker.id: worker for worker in self.workers}
+        return [workers[worker_id] for worker_id in self.lost if worker_id in workers]
+
+    @property
     def program(self) -> str:
         """What its workers run."""
         return ", ".join(sorted({worker.program for worker in self.workers if worker.program})) or "no program"
@@ -188,14 +195,17 @@ class Observer:
 
     How long a worker has waited between two looks is known exactly; for whom and for what, from what it waits for when
     it is looked at: waits that have ended by then count for what was waited for in its last one that was seen.
+
+    Args:
+        restarts: how often the job was started again before.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, restarts: int = 0) -> None:
         self.last: Snapshot | None = None
         self._needs: dict[int, tuple[list[int], str]] = {}
         self._cost: dict[int, float] = {}
         self._waited_for: dict[str, float] = {}
-        self._restarts = 0
+        self._restarts = restarts
         self._stale: dict[int, tuple[float, float, float]] = {}  # pushes and reads so far, and by the last look
         self._lines: dict[tuple[int, int], Mapping[str, float]] = {}  # of a table and a worker, the last one
         self._gone: dict[int, dict[str, float]] = {}  # by table: what those did whose places others have

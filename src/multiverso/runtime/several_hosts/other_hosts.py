@@ -151,6 +151,10 @@ class OtherHosts(Hosts):
         here.thread("reductions", self.reductions.run)
         return self._creations
 
+    @property
+    def all_came(self) -> bool:
+        """Whether no host is known not to have come yet."""
+        return self._centre is None or self._centre.all_came
     def _meet(self, listener: socket.socket | None) -> Centre | Outpost:
         """Begins to listen for the other hosts, and to talk with the coordinator."""
         roster = self.roster
@@ -173,8 +177,7 @@ class OtherHosts(Hosts):
     def stay(self, closing: threading.Event, stopped: Callable[[], bool] | None) -> bool:
         """Waits until no other host needs this one's copies, as none does where one has never come."""
         while not self.over.wait(_LOOK_SECONDS):
-            needed = self._centre is None or self._centre.all_came
-            if closing.is_set() or (stopped() if stopped else not needed):
+            if closing.is_set() or (stopped() if stopped else not self.all_came):
                 return False
         return True
 
