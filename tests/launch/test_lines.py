@@ -2,10 +2,11 @@
 
 import os
 import queue
+from traceback import format_exception
 
 import pytest
 
-from multiverso.launch.lines import Seen, Tracebacks, folded, kept, last_state, seen_now
+from multiverso.launch.lines import Seen, Tracebacks, drawn, folded, kept, last_state, seen_now, words_of
 from multiverso.launch.output import Output
 from multiverso.launch.sinks import Stream
 
@@ -24,6 +25,25 @@ from multiverso.launch.sinks import Stream
 )
 def test_a_line_is_what_it_looks_like_at_its_end(line: bytes, state: bytes) -> None:
     assert last_state(line) == state
+
+
+def test_what_an_error_says_is_no_progress_bar() -> None:
+    traceback = [b"Traceback (most recent call last):", b'  File "train.py", line 3, in <module>', b"    f()"]
+    bar = b"\r 10%\r 20%"
+    shown, inside = drawn([bar, *traceback], False)
+    assert (shown, inside) == ([b" 20%", *traceback], True)
+    assert drawn([b"ValueError: a\rb\r", bar], inside) == ([b"ValueError: a b", b" 20%"], False)
+
+
+def test_of_an_exception_group_its_last_error_is_quoted() -> None:
+    group = ExceptionGroup("two", [ValueError("first\rerror"), ExceptionGroup("inner", [KeyError("last")])])
+    with pytest.raises(ExceptionGroup) as raised:
+        raise group
+    text = "".join(format_exception(raised.value)).encode()
+    said = [words_of(line) for line in drawn(text.split(b"\n"), False)[0]]
+    assert [line for line in said if line][-1] == b"KeyError: 'last'"
+    assert b"ValueError: first error" in said
+    assert not any(line.startswith(b"+-") for line in said)
 
 
 @pytest.mark.parametrize(

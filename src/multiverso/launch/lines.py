@@ -2,6 +2,7 @@
 
 import re
 import time
+from collections.abc import Sequence
 
 _BEGINS_TRACEBACK = re.compile(
     rb"Traceback \(most recent call last\):|Exception ignored |Error in atexit|Process [\w-]+:$"
@@ -10,6 +11,9 @@ _BEGINS_TRACEBACK = re.compile(
 _LEADING_ON = (b"During handling of the above", b"The above exception was")
 # What differs in the same error of another worker, beside its number: no number that an error is about.
 _OWN = re.compile(rb"(?<= at )0x[0-9a-f]+|(?<=\(pid )\d+")
+_TRACEBACK = re.compile(rb"(?: *[+|] )?(?:Exception Group )?Traceback \(most recent call last\):")
+# around the errors of an exception group
+_FRAME, _IN_FRAME = re.compile(rb" +\+[-+]+(?: [\d.]+ -+)?"), re.compile(rb"^ +\| (?=\S)")
 _LONGEST_TRACEBACK = 2000
 _HELD_SECONDS = 0.5  # the beginning of a traceback waits for its end
 # How a host's launcher writes a worker's line; its own have no number.
@@ -42,6 +46,23 @@ def seen_now(begun: bytes) -> bytes:
     """Returns what a terminal would show of an unfinished line; empty when it was drawn over with blanks."""
     states = [state for state in begun.split(b"\r") if state]
     return states[-1][:_WIDEST] if states else b""
+
+
+def drawn(lines: Sequence[bytes], in_traceback: bool) -> tuple[list[bytes], bool]:
+    """Returns what lines look like at their ends (`last_state`), and whether a traceback has begun and not ended there.
+
+    No progress bar draws a traceback: its lines are whole, whatever its error's message has in it.
+    """
+    shown = []
+    for line in lines:
+        shown.append(b" ".join(line.split(b"\r")).rstrip() if in_traceback else last_state(line))
+        in_traceback = bool(_TRACEBACK.match(line)) or (in_traceback and (not line or line.startswith(b" ")))
+    return shown, in_traceback
+
+
+def words_of(line: bytes) -> bytes:
+    """Returns what a line says, without the frame of an exception group's traceback; nothing of the frame itself."""
+    return b"" if _FRAME.fullmatch(line) else _IN_FRAME.sub(b"", line).strip()
 
 
 class Tracebacks:

@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import IO
 
-from multiverso.launch.lines import Seen, Tracebacks, folded, kept, last_state, seen_now, whose
+from multiverso.launch.lines import Seen, Tracebacks, drawn, folded, kept, seen_now, whose, words_of
 from multiverso.launch.sinks import Sink, Stream, unbuffered, write_all
 from multiverso.wake import Wake
 
@@ -56,6 +56,7 @@ class Output:
             worker: path.open("ab" if append else "wb", buffering=0) for worker, path in (log_files or {}).items()
         }
         self._last_words: dict[int, bytes] = {}
+        self._in_traceback: set[int] = set()
         self._begun: dict[tuple[int, Stream], bytes] = {}
         self._show_at: dict[tuple[int, Stream], float] = {}
         self._tracebacks: dict[int, dict[bytes, Tracebacks]] = {}  # by what stands before a line
@@ -163,10 +164,12 @@ class Output:
         *lines, begun = text.split(b"\n")
         if begun and (not block or len(begun) > _LONGEST_PARTIAL_LINE):
             lines, begun = [*lines, begun], b""
-        self._begun[source] = begun = kept(begun)
-        lines = [last_state(line) for line in lines]
+        # only on standard error does Python write tracebacks
+        lines, in_traceback = drawn(lines, stream == "stderr" and worker_id in self._in_traceback)
+        self._begun[source] = begun = begun if in_traceback else kept(begun)
         if stream == "stderr":
-            spoken = next((line for line in reversed(lines) if line.strip()), None)
+            (self._in_traceback.add if in_traceback else self._in_traceback.discard)(worker_id)
+            spoken = next(filter(None, map(words_of, reversed(lines))), None)
             self._last_words[worker_id] = spoken or self._last_words.get(worker_id, b"")
             lines = self._without_tracebacks(worker_id, lines, at_end=not block)
             if self._holds(worker_id):
