@@ -18,7 +18,7 @@ from page_support import Launched, script
 from axe import violations
 from chromium import Chromium
 from multiverso.page.feed import Feed
-from multiverso.watching.snapshot import Link, Snapshot
+from multiverso.watching.snapshot import Link, Published, Snapshot
 
 VERDICT = "document.getElementById('verdict').textContent"
 CONTINUES = """
@@ -176,6 +176,8 @@ def test_it_fits_a_phone_and_a_screen_light_and_dark(workers: int, tmp_path: Pat
             browser.wait("multiverso.state.points.length > 20")
             browser.wait("document.querySelectorAll('#workers tbody tr').length > 3")
             assert browser.value("document.documentElement.scrollWidth <= innerWidth"), "nothing is beyond the edge"
+            if name == "phone":  # where it is seen that a table goes on beyond its edge
+                browser.wait("document.getElementById('workers').parentElement.classList.contains('after')")
             assert violations(browser) == []
             browser.look(width, browser.value("document.documentElement.scrollHeight"), dark=dark, mobile=width < 1000)
             browser.picture(folder / f"page-{workers}-{name}.png")
@@ -208,19 +210,28 @@ def test_what_went_wrong_is_said_first_and_numbers_have_fitting_units(tmp_path: 
     feed = Feed()
     for look in range(60):
         link = Link("host-1", "connected", 2, 0.0, 0.0, behind_seconds=12.3, round_trip_seconds=0.2)
+        published = Published("policy", 7, None, 2, 0, 1 << 20, "host-0", 3 << 20, oldest_version=5, oldest_pid=99)
         facts = {"at": look / 2, "up_seconds": look / 2, "address": "a", "host": "host-0", "workers_num": 3}
         facts |= {"memory_bytes": 0, "checkpoint": 0, "tables": [], "links": [link], "waited_for": {}}
+        facts |= {"publications": [published]}
         feed.add(msgspec.convert(facts | {"workers": [worker(number, look) for number in (0, 1, 3)]}, Snapshot))
     path = tmp_path / "page.html"
     path.write_text(feed.saved())
     browser.open(path.as_uri())
     browser.wait("document.querySelectorAll('#charts canvas').length >= 4")
-    assert browser.value(VERDICT).startswith("Worker 3 was lost. Worker 0 is the slowest: ")
+    said = browser.value(VERDICT)
+    assert said.startswith("Worker 3 was lost. Worker 0 is the slowest: ")
+    assert said.endswith(" waiting for it, in the last 10 seconds.")
+    cells = browser.value("[...document.querySelectorAll('#publications tbody td')].map((cell) => cell.textContent)")
+    assert cells == ["host-0", "7", "", "2", "process 99: version 5", "0", "3.1 MB", "1.0 MB"]
+    heads = browser.value("[...document.querySelectorAll('#workers thead th')].map((cell) => cell.textContent)")
+    assert "stale, on its host" in heads
     assert browser.value("document.getElementById('verdict').className") == "slow"
     cells = browser.value("[...document.querySelectorAll('#links tbody tr > *')].map((cell) => cell.textContent)")
     assert cells[5:] == ["200 ms", "12 s", "once"]
     figures = browser.value("[...document.querySelectorAll('#charts figcaption')].map((one) => one.textContent)")
     assert any(text.endswith("now 12 s") for text in figures), figures
+    assert any(text.endswith("now 0% to 50% over workers") for text in figures), "not over time"
     assert feed.history.now is not None
     feed.add(msgspec.structs.replace(feed.history.now, at=30.0, up_seconds=30.0, over="ended by a signal", well=False))
     path.write_text(feed.saved())

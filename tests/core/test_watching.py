@@ -283,6 +283,20 @@ def test_staleness_is_of_the_last_reads() -> None:
     assert replaced.tables[0].adds == 5, "a count that goes on in the next one"
 
 
+def test_what_a_dead_worker_logged_is_not_its_successors() -> None:
+    """It stood there until that one logged: a step that fell, and a worker that was called the slowest."""
+    observer = Observer()
+
+    def seen(pid: int, step: int) -> tuple[int | None, dict[str, float | None]]:
+        worker = {**WORKER, "id": 0, "pid": pid, "logged": {"step": step, "values": {"loss": 0.5}}}
+        now = observer.see({**JOB, "tables": [], "workers": [worker]}).workers[0]
+        return now.step, now.values
+
+    assert seen(7, 500) == (500, {"loss": 0.5})
+    assert seen(8, 500) == seen(8, 500) == (None, {})
+    assert seen(8, 1) == (1, {"loss": 0.5})
+
+
 @given(st.lists(st.floats(0.01, 100), min_size=1, max_size=200), st.integers(4, 20))
 def test_a_past_of_any_length_is_kept_in_bounded_memory_from_its_beginning_on(steps: list[float], most: int) -> None:
     history, at = History(most), 0.0

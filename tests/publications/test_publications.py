@@ -445,11 +445,13 @@ def test_a_jobs_publications_are_shown_where_the_job_is(name: str, monkeypatch: 
         monkeypatch.setenv("MULTIVERSO_NODE", node.address)
         with mv.Publication(name, like=WEIGHTS) as publication, mv.subscribe(name) as subscription:
             publication.publish(WEIGHTS, step=7)
-            subscription.latest().release()
-            status = look_at(node.address)
-            shown = {"name": name, "readers": 1, "version": 1, "step": 7, "left_out": 0}
+            with subscription.latest():
+                publication.publish(WEIGHTS, step=8)
+                status = look_at(node.address)
+            shown = {"name": name, "readers": 1, "version": 2, "step": 8, "left_out": 0, "sent_bytes": 0}
+            shown |= {"oldest_version": 1, "oldest_pid": os.getpid()}
             assert [shown | {"memory_bytes": publication._slots.nbytes, "host": None}] == status["publications"]
-            assert re.search(rf"{name} +1 +7 +1 +0 ", unstyle(render([Job().see(status)])))
+            assert re.search(rf"{name} +2 +8 +1 +1 +0 ", unstyle(render([Job().see(status)])))
             assert f'multiverso_publication_readers{{publication="{name}"}} 1.0' in metrics_of(Observer().see(status))
         assert look_at(node.address)["publications"] == []
 

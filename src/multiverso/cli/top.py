@@ -110,10 +110,9 @@ def _render_job(job: Job, view: View) -> Iterator[str]:
     workers = f"workers: {number}" if number is not None else f"workers: {len(now.workers)}, any number"
     title = f"{now.program}  {workers}, up {duration(now.up_seconds)}"
     yield click.style(title, bold=True) + click.style(f"  {now.address}", dim=True)
-    if job.history.slowest is not None:
-        yield click.style(f"{job.history.slowest}", fg="yellow")
-    if job.history.busiest is not None:
-        yield click.style(f"{job.history.busiest}", fg="yellow")
+    for found in (job.history.slowest, job.history.busiest):
+        if found is not None:
+            yield click.style(job.history.in_words(found), fg="yellow")
     yield render_workers(job, view)
     if now.tables:
         yield _render_tables(job)
@@ -212,12 +211,24 @@ def _render_tables(job: Job) -> str:
 
 
 def _render_publications(now: Snapshot) -> str:
-    columns = ("publication", *(["host"] if now.links else []), "version", "step", "readers", "left out", "memory")
+    columns = (
+        "publication",
+        *(["host"] if now.links else []),
+        "version",
+        "step",
+        "readers",
+        "oldest",
+        "left out",
+        "sent",
+        "memory",
+    )
     rows = []
     for one in now.publications:
         step = "" if one.step is None else str(one.step)
         where = [one.host or ""] if now.links else []
-        counts = (str(one.version), step, str(one.readers), str(one.left_out), size(one.memory_bytes))
+        oldest = str(one.oldest_version or "")
+        read = (str(one.readers), oldest, str(one.left_out), size(one.sent_bytes), size(one.memory_bytes))
+        counts = (str(one.version), step, *read)
         rows.append((one.name, *where, *counts))
     return in_columns(columns, rows)
 
@@ -238,5 +249,16 @@ def _render_links(job: Job) -> str:
             f"{max(0, link.connections - 1)} times",
         )
         rows.append(row)
-    columns = ("host", "link", "sent", "received", "sent/s", "received/s", "busy", "round trip", "reads behind", "cut")
+    columns = (
+        "host",
+        "link",
+        "sent",
+        "received",
+        "sent/s",
+        "received/s",
+        "busy",
+        "round trip",
+        "behind at most",
+        "cut",
+    )
     return in_columns(columns, rows)

@@ -81,9 +81,9 @@ class Feed:
         return document(self.everything(), f"{now.program} - multiverso" if now else "multiverso")
 
     def _message(self, points: list[Point], events: list[Event], *, whole: bool = False) -> Message:
-        now, found, network = self.history.now, self.history.slowest, self.history.busiest
-        verdict = ending(now) if now is not None and now.over else "" if found is None else str(found)
-        return Message(now, found, verdict, str(network or ""), points, events, whole)
+        now, found = self.history.now, self.history.slowest
+        verdict = ending(now) if now is not None and now.over else self.history.in_words(found)
+        return Message(now, found, verdict, self.history.in_words(self.history.busiest), points, events, whole)
 
     # -- listeners -------------------------------------------------------------------------------------------
 

@@ -38,6 +38,11 @@ _PUBLICATION_GAUGES = {
     "version": "The newest version of a publication.",
     "readers": "Processes on a host that read a publication.",
     "memory_bytes": "Memory of a publication on a host.",
+    "oldest_version": "What the reader holds that is furthest behind; 0: none holds a version.",
+}
+_PUBLICATION_COUNTERS = {
+    "left_out": "Versions for which readers left no slot.",
+    "sent_bytes": "Bytes of a publication that went to other hosts.",
 }
 _LINK_COUNTERS = {
     "bytes_sent": "Bytes of values, rows and messages sent to a host.",
@@ -87,8 +92,9 @@ def _families(now: Snapshot | None) -> Iterator[str]:
     published = [({"publication": one.name, "host": one.host or ""}, one) for one in now.publications]
     for name, text in _PUBLICATION_GAUGES.items():
         yield _family(f"publication_{name}", "gauge", text, [(labels, getattr(one, name)) for labels, one in published])
-    left_out: list[_Sample] = [(labels, one.left_out) for labels, one in published]
-    yield _family("publication_left_out_total", "counter", "Versions for which readers left no slot.", left_out)
+    for name, text in _PUBLICATION_COUNTERS.items():
+        samples = [(labels, getattr(one, name)) for labels, one in published]
+        yield _family(f"publication_{name}_total", "counter", text, samples)
     connected: list[_Sample] = [(labels, one.state == "connected") for labels, one in links]
     yield _family("link_connected", "gauge", "1 while the connection to a host is there.", connected)
     trips: list[_Sample] = [(labels, one.round_trip_seconds) for labels, one in links]

@@ -88,7 +88,7 @@
     ["share", "waiting", "number", (w) => percent(w.share)],
     ["cost", "costs others", "number", (w) => (w.cost >= 0.005 ? percent(w.cost) : "")],
     ["waiting_for", "waits for", "wait", (w) => w.waiting_for && `${w.needs.length > 3 ? `${w.needs.length} workers, ` : w.needs.length ? `${names(w.needs)}, ` : ""}${duration(w.waiting_seconds)}: ${w.waiting_for}`],
-    ["staleness", "stale", "number minor", (w) => (w.staleness ? w.staleness.toFixed(1) : "")],
+    ["staleness", "stale", "number minor stale", (w) => (w.staleness ? w.staleness.toFixed(1) : "")],
     ["cpu", "processor", "number minor", (w) => percent(w.cpu)],
     ["resident_bytes", "memory", "number minor", (w) => (w.resident_bytes ? bytes(w.resident_bytes) : "")],
     ["step", "logged", "logged", (w) => (w.step == null ? "" : `step ${w.step}: ` + Object.entries(w.values).map(([name, value]) => `${name} ${value == null ? "not finite" : number(value)}`).join(", "))],
@@ -112,6 +112,10 @@
     const [last, past] = [points[points.length - 1], before()];
     const counted = stepping() ? STEP : OPERATIONS;
     say(head.children[2].firstChild, stepping() ? "steps/s" : "calls/s");
+    for (const cell of document.querySelectorAll("th.stale")) {
+      say(cell.firstElementChild || cell, now.links.length ? "stale, on its host" : "stale");
+      cell.title = `How many pushes of other workers${now.links.length ? " on the same host" : ""} come between two reads`;
+    }
     const seen = now.workers.map((worker) => {
       const of = (column) => { // from a point of the same process: it may have come, or begun to log, after the others
         const read = (point) => { const pace = paceOf(point, worker.id); return pace && pace[PID] === worker.pid ? pace[column] : null; };
@@ -279,10 +283,10 @@
       const gone = new Set(links || state.now.over ? [] : state.now.workers.filter((worker) => worker.state !== "alive").map((worker) => worker.id));
       const last = series.map((one, i) => (gone.has(one) ? null : data[i + 1][data[i + 1].length - 1])).filter((value) => value != null);
       const lost = key.startsWith("logged") ? state.now.workers.filter((worker) => worker.values[title] === null).map((worker) => worker.id) : [];
-      const when = state.now.over ? "at the end" : "now";
+      const when = state.now.over ? "at the end" : "now", of = !links ? "workers" : state.now.links.some(({ host }) => host === links[0][0]) ? "hosts" : "tables";
       const none = () => (data.slice(1).some((values) => values.some((value) => value != null)) ? `none ${when}` : "no values yet");
-      const range = (last.length ? `${when} ${between(last, format)}` : none()) + (lost.length ? `; ${names(lost)}: not finite` : "");
-      chart.place.setAttribute("aria-label", `Chart by ${!links ? "worker" : state.now.links.some(({ host }) => host === links[0][0]) ? "host" : "table"}: ${title}; ${range}${began(data.slice(1), format)}`);
+      const range = (last.length ? `${when} ${between(last, format, links && links[0].length > 1 ? (links.length > 2 ? "all ways" : "both ways") : of)}` : none()) + (lost.length ? `; ${names(lost)}: not finite` : "");
+      chart.place.setAttribute("aria-label", `Chart by ${of.slice(0, -1)}: ${title}; ${range}${began(data.slice(1), format, of)}`);
       if (!chart.pointed) say(chart.output, range);
     }
     if (charts.size > had) for (const [key] of list) $("charts").append(charts.get(key).figure); // loss first, whenever it came
@@ -293,10 +297,13 @@
     resize(list, items.length, () => { const item = make("li"); item.append(make("span", { class: "swatch" }), make("span")); return item; });
     items.forEach(([name, text], i) => { const item = list.children[i]; item.firstChild.style.background = `var(${name})`; say(item.lastChild, text); });
   };
-  const between = (values, format) => [...new Set([Math.min(...values), Math.max(...values)].map(format))].join(" to ");
-  const began = (columns, format) => { // for who cannot see whether it falls
+  const between = (values, format, over) => {
+    const ends = [...new Set([Math.min(...values), Math.max(...values)].map(format))];
+    return ends.length > 1 ? `${ends.join(" to ")} over ${over}` : ends[0];
+  };
+  const began = (columns, format, over) => { // for who cannot see whether it falls
     const first = columns.map((values) => values.find((value) => value != null)).filter((value) => value != null);
-    return first.length ? `, at first ${between(first, format)}` : "";
+    return first.length ? `, at first ${between(first, format, over)}` : "";
   };
   const wayOf = ([host, way]) => (way === undefined ? host : `${way ? "from" : "to"} ${host}`);
   const WIDTH = (chart) => Math.max(200, chart.place.clientWidth), HEIGHT = 170;
@@ -327,6 +334,12 @@
     };
     return new uPlot(options, data, chart.place);
   }
+  for (const box of document.querySelectorAll(".scroll")) { // where a table goes on beyond an edge
+    const look = () => { mark(box, "before", box.scrollLeft > 1); mark(box, "after", box.scrollWidth - box.clientWidth - box.scrollLeft > 1); };
+    box.addEventListener("scroll", look, { passive: true });
+    const changes = new ResizeObserver(look);
+    for (const one of [box, box.firstElementChild]) changes.observe(one);
+  }
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => { for (const chart of charts.values()) chart.signature = ""; draw(); });
 
   // -- the rest
@@ -353,7 +366,8 @@
       number(grown(table, "adds") + grown(table, "exchanges")), number(grown(table, "gets") + grown(table, "exchanges")), bytes(grown(table, "bytes")), duration(table.wait_seconds), table.staleness ? table.staleness.toFixed(1) : "",
       grown(table, "copies_used") ? `${(100 * Math.max(0, 1 - grown(table, "copies_fetched") / grown(table, "copies_used"))).toFixed(1)}%` : ""]));
     $("publications").closest("section").hidden = !publications.length;
-    rows($("publications").tBodies[0], publications.map((one) => [one.name, one.host || "", one.version, one.step ?? "", one.readers, one.left_out, bytes(one.memory_bytes)]));
+    rows($("publications").tBodies[0], publications.map((one) => [one.name, one.host || "", one.version, one.step ?? "", one.readers,
+      one.oldest_version && one.oldest_version < one.version ? `process ${one.oldest_pid}: version ${one.oldest_version}` : "", one.left_out, one.sent_bytes ? bytes(one.sent_bytes) : "", bytes(one.memory_bytes)]));
     $("links").closest("section").hidden = !links.length;
     const busy = ({ host }) => past && Math.max(...[0, 1].map((way) => busyShare(past, last, host, way)));
     rows($("links").tBodies[0], links.map((link) => [link.host, link.state,

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from io import FileIO
 
 import msgspec
+import numpy as np
 
 from multiverso.errors import MultiversoError, StartupError
 from multiverso.layout import publications as at
@@ -132,12 +133,22 @@ class Lender:
                 case Subscribe():
                     self._lend(connection, request)
                 case Status():
-                    status = {"name": self._loan.name, "readers": self.readers, **self._status()}
+                    status = {"name": self._loan.name, "readers": self.readers, **self._oldest(), **self._status()}
                     connection.reply(request.id, {"status": status})
                 case _:
                     raise StartupError("this is a publication, and no job's node")
         except MultiversoError as error:
             connection.refuse(message.get("id"), error)
+
+    def _oldest(self) -> messages.Message:
+        """Returns what the reader holds that is furthest behind, and its process; nothing where none holds any."""
+        found = []
+        for descriptor, line in self._lines.items():
+            pins = self.memory.array(line * at.READER_BYTES + at.PINS, at.MOST_PINS, np.int64)
+            pins = pins[pins & at.SLOT_MASK > 0]
+            if pins.size:
+                found.append((int(pins.max()) >> at.SLOT_BITS, self._connections[descriptor].pid))
+        return dict(zip(("oldest_version", "oldest_pid"), min(found, default=()), strict=False))
 
     def _lend(self, connection: Connection, request: Subscribe) -> None:
         line = self._lines[connection.socket] if connection.socket in self._lines else self._free_line()

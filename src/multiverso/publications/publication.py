@@ -192,8 +192,8 @@ class Publication(InProcess):
         session = current.latest()
         self._job = session.address if session is not None else os.environ.get("MULTIVERSO_NODE", "")
         self._forwarder: Forwarder | None = None  # as the user has asked for
-        self._slots = Slots(name, self._job, layout, slots, self._rise_above)
         self._to_job: Forwarder | None = None  # for the other hosts of the job
+        self._slots = Slots(name, self._job, layout, slots, self._rise_above, self._sent_bytes)
         if session is not None and session.hosts:
             try:
                 self._forward_to_job(session)
@@ -302,6 +302,9 @@ class Publication(InProcess):
             False too for a version that another publisher of this name has made.
         """
         return self._history.accepts(whole(version, "version", 0), whole(lag, "lag", 0))
+
+    def _sent_bytes(self) -> int:
+        return sum(one.sent_bytes for one in (self._forwarder, self._to_job) if one is not None)
 
     def close(self) -> None:
         """Ends it. Readers keep the version that they have. May be called again."""

@@ -68,14 +68,24 @@ class Slots:
         layout: of each slot.
         number: how many there may be; two are taken at once.
         on_reader: called by the lender with the newest version that a reader has had before it comes here.
+        sent_bytes: returns how many bytes of it went to other hosts.
 
     Raises:
         StartupError: another process publishes under this name.
         OutOfMemoryError: there is no room for two slots.
     """
 
-    def __init__(self, name: str, job: str, layout: Layout, number: int, on_reader: Callable[[int], None]) -> None:
+    def __init__(
+        self,
+        name: str,
+        job: str,
+        layout: Layout,
+        number: int,
+        on_reader: Callable[[int], None],
+        sent_bytes: Callable[[], int] = lambda: 0,
+    ) -> None:
         self.layout, self._number, self._size = layout, number, layout.slot_bytes
+        self._sent_bytes = sent_bytes
         listener = names.take(name, job)
         try:
             self._heap = Heap("publication")
@@ -159,12 +169,14 @@ class Slots:
 
     def _status(self) -> Message:
         """What the lender says of it."""
-        return {"version": self.version, "step": self._step, "left_out": self.left_out, "memory_bytes": self.nbytes}
+        status = {"version": self.version, "step": self._step, "left_out": self.left_out, "memory_bytes": self.nbytes}
+        return status | {"sent_bytes": self._sent_bytes()}
 
     def close(self) -> None:
         """Ends it: readers keep what they have. May be called again."""
         self._lender.close()
         self._heap.close()
+        self._sent_bytes = lambda: 0
 
     def _take_another(self) -> bool:
         """Takes the memory of one more slot, if there is any."""

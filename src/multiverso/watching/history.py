@@ -126,6 +126,11 @@ class History:
             self._busiest_then = self.busiest
             self._connected[1:] = [now]
 
+    def in_words(self, found: Slowest | Busiest | None) -> str:
+        """Returns what was found, and of which time; nothing where nothing was."""
+        lately = f", in the last {_WINDOW_SECONDS:.0f} seconds"
+        return "" if found is None else f"{found}{'' if self.now and self.now.over else lately}"
+
     @property
     def before(self) -> Snapshot | None:
         """A snapshot of some ten seconds ago, of the same start of the job; None after the first look."""

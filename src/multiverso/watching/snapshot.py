@@ -130,6 +130,9 @@ class Published(Struct, frozen=True):
         readers: processes there.
         left_out: versions that were not published, as readers kept every slot.
         memory_bytes: what its slots take there.
+        sent_bytes: how many went from there to other hosts.
+        oldest_version: what the reader there holds that is furthest behind; 0: none holds any.
+        oldest_pid: that reader's process.
     """
 
     name: str
@@ -139,6 +142,9 @@ class Published(Struct, frozen=True):
     left_out: int
     memory_bytes: int
     host: str | None = None
+    sent_bytes: int = 0
+    oldest_version: int = 0
+    oldest_pid: int = 0
 
 
 class Snapshot(Struct, frozen=True):
@@ -206,6 +212,8 @@ class Observer:
         self._cost: dict[int, float] = {}
         self._waited_for: dict[str, float] = {}
         self._restarts = restarts
+        self._logged: dict[int, Any] = {}  # by worker, as it was seen last
+        self._log_of_dead: dict[int, Any] = {}  # the last of the one that had its place before
         self._stale: dict[int, tuple[float, float, float]] = {}  # pushes and reads so far, and by the last look
         self._lines: dict[tuple[int, int], Mapping[str, float]] = {}  # of a table and a worker, the last one
         self._gone: dict[int, dict[str, float]] = {}  # by table: what those did whose places others have
@@ -223,8 +231,10 @@ class Observer:
             self._needs.clear()
             self._lines.clear()
             self._gone.clear()
+            self._log_of_dead.clear()
         past = {} if self.last is None else {worker.id: worker for worker in self.last.workers}
         seen_workers = [_with_what_is_gone(_UNKNOWN | seen, past.get(seen["id"])) for seen in status["workers"]]
+        seen_workers = [self._without_the_dead_ones_log(seen, past.get(seen["id"])) for seen in seen_workers]
         for seen in seen_workers:
             self._count(seen, past[seen["id"]].waited_seconds if seen["id"] in past else 0.0)
         work = _work(status["tables"])
@@ -248,6 +258,15 @@ class Observer:
             lost=status.get("lost", []),
         )
         return self.last
+
+    def _without_the_dead_ones_log(self, seen: dict[str, Any], last: Worker | None) -> dict[str, Any]:
+        """A process in another one's place finds there what that one has logged, until it logs something itself."""
+        worker_id, logged = seen["id"], seen["logged"]
+        if last is not None and last.pid != seen["pid"]:
+            self._log_of_dead[worker_id] = self._logged.get(worker_id)
+        self._logged[worker_id] = logged
+        is_dead_ones = logged is not None and logged == self._log_of_dead.get(worker_id)
+        return seen | {"logged": None} if is_dead_ones else seen
 
     def _staleness(self, worker_id: int, work: Mapping[str, float]) -> float:
         """Returns the staleness of a worker's reads since the last look; where there were none, as before."""

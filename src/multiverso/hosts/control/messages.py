@@ -54,6 +54,9 @@ class Publication(Struct, forbid_unknown_fields=True):
     readers: int
     left_out: int
     memory_bytes: int
+    sent_bytes: int = 0
+    oldest_version: int = 0
+    oldest_pid: int = 0
 
 
 class HostFacts(Struct, forbid_unknown_fields=True):
