@@ -1,8 +1,8 @@
-"""The protocols of the kernels as short threads, what must never be seen of each, and the table of both in the docs.
+"""The protocols of the kernels as short threads, what must never be seen of each, and a table of both.
 
 python tests/litmus/protocols.py
 
-That writes the table in docs/internals/interleavings.md anew, which a test compares with this file.
+That writes the table in README.md anew, which a test compares with this file.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from memory_models import Outcome, Step, armv8, fence, outcomes, read, swap, weakened, write, x86
 
-PAGE = Path(__file__).resolve().parents[2] / "docs/internals/interleavings.md"
+PAGE = Path(__file__).resolve().parent / "README.md"
 BEGIN, END = "<!-- made by tests/litmus/protocols.py -->\n\n", "\n<!-- end -->\n"
 MODELS = {"x86-64": x86, "Armv8": armv8}
 
