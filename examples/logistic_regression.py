@@ -82,7 +82,7 @@ def main() -> None:
     weights = np.random.default_rng(1).normal(0, 0.01, (images.shape[1], CLASSES)).astype(np.float32)
     rate = np.float32(options.rate)
 
-    mv.init(sync=options.sync, staleness=options.staleness)  # multiverso: join the job, or be one of a single worker
+    mv.init(sync=options.sync, staleness=options.staleness)  # multiverso: join the job, or start one
     table = mv.ArrayTableHandler(weights.size, init_value=weights)  # multiverso: the master's initial value counts
     mv.barrier()  # multiverso: all start together
     table.get(out=weights)  # multiverso: and from the same value
