@@ -264,7 +264,7 @@ def test_torch_tensors_are_reduced_by_torch_distributed(experiment: Any, port: i
             "gloo", init_method=f"tcp://127.0.0.1:{sys.argv[1]}", rank=worker.global_rank,
             world_size=worker.global_size
         )
-        collective.Collective._by_memory = None  # it must not go that way
+        collective._by_memory = None  # it must not go that way
         mine = torch.arange(3.0) + worker.local_rank
         assert worker.all_reduce(mine).tolist() == [1, 3, 5]
         assert worker.all_reduce(mine, "average").tolist() == [0.5, 1.5, 2.5]

@@ -20,7 +20,6 @@ from platoon.util import PlatoonError
 if TYPE_CHECKING:
     from multiverso.rules import Rule
     from multiverso.runtime import JobLock, Session
-    from platoon.channel.collective import Collective
     from platoon.channel.sharing import SharedParameters
     from platoon.param_sync import ParamSyncRule
 
@@ -52,9 +51,11 @@ class Worker(metaclass=_OnePerProcess):
 
     Attributes:
         local_params: this worker's own parameters, as `init_shared_params` was given them.
+        shared_arrays: the arrays that `shared` has made here, by their size in bytes.
     """
 
     local_params: Any
+    shared_arrays: dict[int, Array]
     _current: ClassVar[Worker | None] = None
 
     def __init__(
@@ -70,9 +71,9 @@ class Worker(metaclass=_OnePerProcess):
         self._session: Session | None = None
         self._lock: JobLock | None = None
         self._shared: SharedParameters | None = None
-        self._collective: Collective | None = None
         self._batches: BatchClient | None = None
         self._opened_by_arguments = False
+        self.shared_arrays = {}
         self._attaching = threading.Lock()
         port, rank = _place(control_port)
         self._requests = Requests(port, self._seconds)
@@ -280,7 +281,14 @@ class Worker(metaclass=_OnePerProcess):
             WorkerLostError: a worker died.
             WaitTimeoutError: a worker did not come.
         """
-        return self._collectives().all_reduce(src, op, dest)
+        session, size = self._attach(), self._info["global_size"]
+        if size is None:
+            raise PlatoonError(
+                "all_reduce needs a fixed number of workers: give the controller its devices (-D cpu cpu)"
+            )
+        from platoon.channel.collective import all_reduce
+
+        return all_reduce(session, size, src, op, dest)
 
     def shared(self, array: Any) -> Array:
         """Returns an array in shared memory, the same one in every worker of this host, of the given one's size.
@@ -288,12 +296,9 @@ class Worker(metaclass=_OnePerProcess):
         One exists for each size in bytes; `shared_arrays` has them all. Nothing locks it. A shared variable is taken
         for its value.
         """
-        return self._collectives().shared(array)
+        from platoon.channel.collective import shared_array
 
-    @property
-    def shared_arrays(self) -> dict[int, Array]:
-        """The arrays that `shared` has made here, by their size in bytes."""
-        return self._collectives().shared_arrays
+        return shared_array(self._attach(), self.shared_arrays, array)
 
     @property
     def local_size(self) -> int:
@@ -340,7 +345,8 @@ class Worker(metaclass=_OnePerProcess):
             if self._session is not None:
                 self._session.shutdown()
             # The memory goes with the last reference to it, which may be an array that the user still has.
-            self._session = self._lock = self._shared = self._collective = None
+            self._session = self._lock = self._shared = None
+            self.shared_arrays = {}
             if self._batches is not None:
                 self._batches.close()
             self._requests.close()
@@ -397,14 +403,6 @@ class Worker(metaclass=_OnePerProcess):
         if self._shared is None:
             raise PlatoonError("call init_shared_params() first")
         return self._shared
-
-    def _collectives(self) -> Collective:
-        session = self._attach()
-        if self._collective is None:
-            from platoon.channel.collective import Collective
-
-            self._collective = Collective(session, self._info)
-        return self._collective
 
 
 def _place(control_port: int | None) -> tuple[int, int | None]:
