@@ -105,7 +105,7 @@ class HeldTable(Table[TableSpec], Generic[Scalar]):
         self._users: weakref.WeakSet[Any] = weakref.WeakSet()  # the rules that move it; see `Ruled`
 
         with session.handles.making:
-            self._number, self._shard = session.open_table(spec, partial(_fill, value), master=master, keep=False)
+            self._number, self._shard = session.open_table(spec, partial(_fill, value), master=master)
             twin = next(iter(session.handles.of(table_key(self._number))), None)
             if isinstance(twin, HeldTable):
                 # the same named table again: one slot, one round, one order of pending operations

@@ -11,7 +11,7 @@ import numpy as np
 
 from multiverso import kernels
 from multiverso.deadline import Deadline
-from multiverso.errors import MultiversoError, ShapeMismatchError
+from multiverso.errors import MultiversoError
 from multiverso.hosts.combining import PIECE_BYTES, PIECES, SMALL_BYTES
 from multiverso.hosts.peer.resources import Array
 from multiverso.layout import words as at
@@ -112,7 +112,7 @@ class AcrossHosts:
     def _wait(self, number: int, what: str, deadline: Deadline) -> None:
         session, line = self._session, self._line
         control = session.control
-        patience: Patience | None = None
+        patience = Patience(session, deadline, what)
         said: int | None = None
         # A worker that went while this one trained may have given its part before.
         self._gone_since = time.monotonic()
@@ -123,17 +123,14 @@ class AcrossHosts:
                     return
                 failed = load64(line + FAILED)
                 if failed == DIFFERENT:
-                    raise ShapeMismatchError(
-                        f"the workers do not call all_reduce with the same things; this one: {what}"
-                    )
+                    patience.raise_if_hopeless(kernels.MISMATCH)
                 if failed:
                     raise MultiversoError(f"{what}: the hosts' nodes cannot exchange it; see the job's log")
                 missing = load64(line + MISSING) if load64(line + DONE) == number - 1 else 0
-                if patience is None or missing != said:
+                if missing != said:
                     said = missing
                     wait.close()
                     wait.enter_context(session.waiting(at.FOR_OTHER_HOSTS, self._memories[True].number, missing))
-                patience = patience or Patience(session, deadline, what)
                 left = deadline.slice_left()
                 gone = self._gone_for(missing)
                 if gone is not None:

@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from multiverso import kernels
 from multiverso.deadline import Deadline
 from multiverso.errors import (
     DtypeMismatchError,
@@ -226,12 +225,23 @@ class Reducer:
         return call
 
     def _reduce(self, call: _Call, deadline: Deadline | None) -> None:
-        if self._across is not None:
-            self._reduce_across(self._across, call, deadline)
-            return
+        try:
+            if self._across is None:
+                self._reduce_here(call, deadline)
+            elif not self._progress[_COMPLETE]:
+                self._progress[_STEP] = 1
+                operation = "sum" if call.operation == "average" else call.operation
+                within = self._session.start_deadline() if deadline is None else deadline
+                self._across.reduce(call.flat, call.result, operation, str(call), within)
+                self._progress[_COMPLETE] = 1
+                self._progress[_STEP] = 0
+        except (WorkerLostError, ShapeMismatchError) as error:
+            self._broken = f"in an earlier {call}: {error}"
+            raise
+
+    def _reduce_here(self, call: _Call, deadline: Deadline | None) -> None:
         more: tuple[int, ...] = ()
         flat, lines, small = call.flat, self._lines_at, call.flat.nbytes <= SMALL_BYTES
-        kernel = _kernels(flat.dtype)[0 if small else 1]
         if small:
             slots, stride = lines + _LINES_BYTES, SMALL_BYTES
         else:
@@ -239,8 +249,8 @@ class Reducer:
                 self._chunks = self._open("chunks", 3 * self.size * CHUNK_BYTES)
             slots, stride = self._chunks.address, CHUNK_BYTES
             more = (CHUNK_BYTES // flat.itemsize,)
-        number = reduce.SUM if call.floors else OPERATIONS.index(call.operation)
-        arguments = (
+        kernel = functools.partial(
+            _kernels(flat.dtype)[0 if small else 1],
             self._session.control.address,
             lines,
             self._lines.number,
@@ -248,55 +258,19 @@ class Reducer:
             stride,
             self.rank,
             self.size,
-            number,
+            reduce.SUM if call.floors else OPERATIONS.index(call.operation),
             _signature(call.operation, call.given) ^ flat.size,
             flat,
             call.result,
             self._progress,
             *more,
         )
-        code = kernel(*arguments)
+        code = kernel()
         if code:
-            self._finish(code, lambda: int(kernel(*arguments)), str(call), deadline)
-
-    def _reduce_across(self, across: AcrossHosts, call: _Call, deadline: Deadline | None) -> None:
-        if self._progress[_COMPLETE]:
-            return
-        self._progress[_STEP] = 1
-        operation = "sum" if call.operation == "average" else call.operation
-        within = self._session.start_deadline() if deadline is None else deadline
-        try:
-            across.reduce(call.flat, call.result, operation, str(call), within)
-        except (WorkerLostError, ShapeMismatchError) as error:
-            self._broken = f"in an earlier {call}: {error}"
-            raise
-        self._progress[_COMPLETE] = 1
-        self._progress[_STEP] = 0
-
-    def _finish(self, code: int, go: Callable[[], int], what: str, deadline: Deadline | None) -> None:
-        """Continues with a call that had to wait for long, or has failed."""
-        if code != kernels.MISMATCH:
-
-            def again() -> int:
-                nonlocal code
-                code = go()
-                # `resume` would take what it does not know for an error of the operating system
-                return 0 if code == kernels.MISMATCH else code
-
-            try:
-                self._session.resume(code, again, deadline, what)
-            except WorkerLostError as error:
-                self._broken = f"in an earlier {what}: {error}"
-                raise
-        if code == kernels.MISMATCH:
-            self._broken = f"in an earlier {what} the workers called with different things"
-            raise ShapeMismatchError(f"the workers do not call all_reduce with the same things; this one: {what}")
+            self._session.resume(code, kernel, deadline, str(call))
 
     def _open(self, part: str, nbytes: int) -> SharedMemory:
         return self._session.shared_memory(f"multiverso-reduce-{self.size}-{part}", nbytes)
-
-
-__all__ = ["OPERATIONS", "Reducer", "all_reduce", "kernels", "working_dtype"]
 
 
 def all_reduce(

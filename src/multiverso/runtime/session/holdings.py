@@ -7,7 +7,7 @@ import threading
 import weakref
 from collections.abc import Callable, Iterator
 from io import FileIO
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import numpy as np
 
@@ -82,6 +82,7 @@ class Handles:
 
 
 Fill = Callable[[Shard, bool, int], None]
+_Made = TypeVar("_Made")
 
 
 class Holdings:
@@ -127,19 +128,17 @@ class Holdings:
         by_order = self._session.makes_together(spec.name)
         what = f"table number {order}" if spec.name is None else f"table {spec.name!r}"
         request = Create(spec.as_message(), order if by_order else None, master)
-        shards: list[Shard] = []
-        orders: list[int] = []
 
-        def place(segment: Segment, answer: Message) -> None:
-            shards[:] = [Shard(segment, spec, int(answer["workers"]), int(answer["mode"]))]
+        def place(segment: Segment, answer: Message) -> Shard:
+            shard = Shard(segment, spec, int(answer["workers"]), int(answer["mode"]))
             if answer["enrol"]:
-                shards[0].enrol(self._session.worker_id, self._others())
-            orders[:] = [int(answer["order"])]
+                shard.enrol(self._session.worker_id, self._others())
+            return shard
 
-        def write(clear: bool, last: bool, of: int) -> None:
-            if clear:
-                shards[0].values()[:] = 0
-            fill(shards[0], last, of)
+        def write(shard: Shard, turn: Message) -> None:
+            if turn["clear"]:
+                shard.values()[:] = 0
+            fill(shard, bool(turn["last"]), int(turn["of"]))
 
         if not self._is_among_others:
             patience = Patience(self._session, deadline, what, self._link)
@@ -148,16 +147,17 @@ class Holdings:
         if by_order:
             waits.set_long.compiled()(created, order)
         try:
-            number = self._open(request, place, write, what, deadline, order if by_order else 0)
+            answer, shard = self._open(request, place, write, what, deadline, order if by_order else 0)
         except BaseException:
             if by_order:  # the others wait for this worker again, and can say so
                 waits.set_long.compiled()(created, order - 1)
                 self._session.control.notify()
             raise
-        self._orders[number] = orders[0]
+        number, place_in_order = int(answer["number"]), int(answer["order"])
+        self._orders[number] = place_in_order
         if by_order:
-            waits.set_long.compiled()(created, max(order - 1, orders[0]))  # it may have been there already
-        return number, shards[0]
+            waits.set_long.compiled()(created, max(order - 1, place_in_order))  # it may have been there already
+        return number, shard
 
     def _others(self) -> list[int] | None:
         """Whose clocks one that takes a dead worker's place begins with; None for any other."""
@@ -166,14 +166,14 @@ class Holdings:
             return None
         return [worker for worker in session.live_workers() if worker != session.worker_id]
 
-    def keep(self, number: int, shard: Shard, handles: list[Handle], new: list[Handle]) -> None:
+    def keep(self, number: int, shard: Shard, handles: list[Handle], new: Handle) -> None:
         """Notes that a table has been taken over, and by which of its handlers.
 
         All of it or nothing: no call stands between the first step and the last, so no signal's handler runs there.
         """
         order = self._orders[number]
         created = order if order > self._created else self._created
-        handles += new
+        handles += (new,)
         if number not in self.tables:
             self.tables[number] = shard
             self._created = created
@@ -182,25 +182,22 @@ class Holdings:
         self, spec: MemorySpec, initialise: Callable[[SharedMemory], None] | None, deadline: Deadline
     ) -> SharedMemory:
         """Returns plain memory; see ``Session.shared_memory``."""
-        memories: list[SharedMemory] = []
-        segments: list[Segment] = []
 
-        def place(segment: Segment, answer: Message) -> None:
-            segments[:] = [segment]
+        def place(segment: Segment, answer: Message) -> tuple[Segment, SharedMemory]:
             array = segment.array(0, spec.nbytes, np.uint8)
-            memories[:] = [SharedMemory(spec.name, int(answer["number"]), array)]
+            return segment, SharedMemory(spec.name, int(answer["number"]), array)
 
-        def write(clear: bool, last: bool, of: int) -> None:
-            if clear:
-                segments[0].clear()
+        def write(made: tuple[Segment, SharedMemory], turn: Message) -> None:
+            if turn["clear"]:
+                made[0].clear()
             if initialise is not None:
-                initialise(memories[0])
+                initialise(made[1])
 
-        request = Share(spec.as_message())
-        number = self._open(request, place, write, f"the shared memory {spec.name!r}", deadline, 0, spec.sparse)
-        self._mapped.setdefault(number, []).extend(segments)
-        self._memories[number] = memories[0]
-        return memories[0]
+        what = f"the shared memory {spec.name!r}"
+        _, (segment, memory) = self._open(Share(spec.as_message()), place, write, what, deadline, 0, spec.sparse)
+        self._mapped.setdefault(memory.number, []).append(segment)
+        self._memories[memory.number] = memory
+        return memory
 
     def memories(self) -> dict[int, range]:
         """Returns the addresses of plain memory, by number."""
@@ -209,28 +206,24 @@ class Holdings:
     def _open(
         self,
         request: MemoryRequest,
-        place: Callable[[Segment, Message], None],
-        write: Callable[[bool, bool, int], None],
+        place: Callable[[Segment, Message], _Made],
+        write: Callable[[_Made, Message], None],
         what: str,
         deadline: Deadline,
         target: int,
         sparse: bool = False,
-    ) -> int:
+    ) -> tuple[Message, _Made]:
         """Asks for memory, maps it, and writes this worker's part of the initial value when its turn comes."""
         session = self._session
         patience = Patience(session, deadline, what, self._link)
-        number = 0
         waits.begin_wait.compiled()(session.control.address, session.worker_id, at.FOR_TABLE, 0, target)
         try:
             answer = patience.ask(self._link, request)
-            number = int(answer["number"])
-            place(self.map(int(answer["offset"]), int(answer["size"]), sparse), answer)
-            while True:
-                answer = patience.more(self._link)
-                if not answer["turn"]:
-                    return number
-                write(bool(answer["clear"]), bool(answer["last"]), int(answer["of"]))
+            made = place(self.map(int(answer["offset"]), int(answer["size"]), sparse), answer)
+            while (turn := patience.more(self._link))["turn"]:
+                write(made, turn)
                 self._link.tell(Initialised())
+            return answer, made
         except BaseException as error:
             # or the others would wait for this worker's turn
             self._link.give_up(str(error) if isinstance(error, OutOfMemoryError) else None)

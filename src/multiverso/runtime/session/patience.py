@@ -13,7 +13,14 @@ from contextlib import contextmanager
 
 from multiverso import kernels
 from multiverso.deadline import SLICE_SECONDS, Deadline
-from multiverso.errors import ClosedError, DeadlockError, MultiversoError, WaitTimeoutError, WorkerLostError
+from multiverso.errors import (
+    ClosedError,
+    DeadlockError,
+    MultiversoError,
+    ShapeMismatchError,
+    WaitTimeoutError,
+    WorkerLostError,
+)
 from multiverso.layout import words as at
 from multiverso.memory.words import load32, store32, wait_for_change
 from multiverso.runtime.job.control import WorkerState
@@ -95,6 +102,8 @@ class Patience:
             )
         if code == kernels.LOST_SOMEONE:
             raise self._lost()
+        if code == kernels.MISMATCH:
+            raise ShapeMismatchError(f"the workers do not call all_reduce with the same things; this one: {self._what}")
         if code not in (kernels.EINTR, kernels.TIMED_OUT):
             raise MultiversoError(f"{self._what}: unexpected code {code} from the operating system")
         self.raise_if_over()

@@ -267,7 +267,6 @@ class Session(InProcess):
         *,
         master: bool = False,
         timeout_seconds: float | None = None,
-        keep: bool = True,
     ) -> tuple[int, Shard]:
         """Creates a table with the others, or attaches to it by its name.
 
@@ -277,11 +276,10 @@ class Session(InProcess):
                 this is the last turn, and how many workers contribute.
             master: this worker's initial value counts, instead of the lowest worker's.
             timeout_seconds: deadline, instead of the session's.
-            keep: the table is open from here on; False: only with ``adopt``, until which a repeated call opens the
-                same one, so that an interruption between the two loses nothing.
 
         Returns:
-            The table's number and its memory.
+            The table's number and its memory. It is open with ``adopt``, until which a repeated call opens the same
+            one, so that an interruption between the two loses nothing.
 
         Raises:
             TableMismatchError: the others asked for another table. The order does not advance.
@@ -289,10 +287,7 @@ class Session(InProcess):
         self.check_may_wait()
         deadline = self.start_deadline(timeout_seconds)
         with self._lock:
-            number, shard = self._holdings.open_table(spec, fill, master, deadline)
-            if keep:
-                self._holdings.keep(number, shard, [], [])
-            return number, shard
+            return self._holdings.open_table(spec, fill, master, deadline)
 
     def shared_memory(
         self,
@@ -355,7 +350,7 @@ class Session(InProcess):
     def adopt(self, handle: Handle, number: int, shard: Shard) -> None:
         """Takes in a table's handler, to flush it at barriers and to end it at the end; the table is open now."""
         with self._lock:
-            self._holdings.keep(number, shard, self.handles.list_of(table_key(number)), [handle])
+            self._holdings.keep(number, shard, self.handles.list_of(table_key(number)), handle)
 
     def dismiss(self, handle: Handle, number: int) -> None:
         """Forgets a handler that is closed; with its table's last one this worker's part in the table ends.

@@ -303,9 +303,7 @@ class OtherHosts(Hosts):
             case Peers():
                 # all hosts begin: what was lost of this one had not come to the others
                 self.is_entering = False
-                for peer, address in enumerate(order.addresses[: self.roster.host]):
-                    if address is not None:  # it was lost before it came
-                        self.fabric.connect(peer, address)
+                self._connect(order.addresses)
             case Lost():
                 self._lose(order.host, order.why)
             case Joined():
@@ -335,6 +333,12 @@ class OtherHosts(Hosts):
         else:
             self.fabric.lost(host)
 
+    def _connect(self, addresses: Sequence[Address | None]) -> None:
+        """Begins to connect to lower hosts; of one that was lost before it came there is no address."""
+        for peer, address in enumerate(addresses[: self.roster.host]):
+            if address is not None and peer not in self._lost:
+                self.fabric.connect(peer, address)
+
     def _let_in(self, host: int, address: Address) -> None:
         self._lost.discard(host)
         self.fabric.joined(host)
@@ -358,9 +362,7 @@ class OtherHosts(Hosts):
             write_line(self.control, line)
         self.barriers.begin_at(order.released)
         self._published = {published.name: published.address for published in order.published}
-        for peer, address in enumerate(order.addresses[: self.roster.host]):
-            if address is not None and peer not in self._lost:
-                self.fabric.connect(peer, address)
+        self._connect(order.addresses)
 
         catalogue = here.catalogue
         remote = [worker for worker in self.control.live() if worker not in self.roster.local]

@@ -84,7 +84,7 @@ class KeyedRounds(Synchronous):
             rule=f"the rounds of a {replace(spec, name=None)}",
             holds=ROUNDS_OF + called,
         )
-        number, shard = session.open_table(small, _leave_zeros, keep=False)
+        number, shard = session.open_table(small, _leave_zeros)
         memory = KeyedMemory.of(session, called, spec)
         update = 0 if updater.name == "add" else compile_update(updater.apply, spec.dtype)
         name = small.name or f"the {spec}"
