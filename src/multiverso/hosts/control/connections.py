@@ -41,8 +41,8 @@ _COUNTED_AS_LOST = "it counts this host as lost, and the others continue without
 Deliver = Callable[[Order | Alone], None]
 
 
-class Talk:
-    """One end of the conversation with another node, and its connection.
+class Talk(Conversation):
+    """One end of the conversation with another node, over a connection of its own.
 
     Args:
         host: the other one.
@@ -60,13 +60,13 @@ class Talk:
         dial: Dial | None,
         first: tuple[Channel, Hello] | None = None,
     ) -> None:
-        self.conversation = Conversation(deliver, timeouts)
-        self.peer = Peer(host, self.conversation, Pace(0), dial, "control", _SOON_SECONDS)
+        super().__init__(deliver, timeouts)
+        self.peer = Peer(host, self, Pace(0), dial, "control", _SOON_SECONDS)
         self.peer.start(first)
 
     def say(self, message: bytes) -> None:
         """Sends a message: now, or over the next connection. Does not wait."""
-        self.conversation.put(message)
+        self.put(message)
         self.peer.pump()
 
     def look(self) -> str:
@@ -76,18 +76,13 @@ class Talk:
             Why the other host counts as lost, in words; nothing as long as it does not.
         """
         now = time.monotonic()
-        if self.conversation.is_silent(now):
+        if self.is_silent(now):
             self.peer.interrupt()
-        return self.conversation.why_lost(now)
-
-    @property
-    def is_done(self) -> bool:
-        """Whether the other side has received all messages, or has ended."""
-        return self.conversation.ended is not None or self.conversation.all_received
+        return self.why_lost(now)
 
     def end(self, why: str) -> None:
         """Says, after everything else, that this is the end. Does not wait; `close` does."""
-        self.conversation.end(why)
+        super().end(why)
         self.peer.pump()
 
     def close(self, deadline: Deadline) -> None:
@@ -169,7 +164,7 @@ class Centre:
             _say_end(channel, str(error))
             channel.close()
             return
-        if talk.conversation.cuts:
+        if talk.cuts:
             log(f"{self._roster.names[theirs.host]} is connected again")
         talk.peer.offer(channel, theirs)
 
@@ -292,17 +287,17 @@ class Outpost:
         self._watching.join(_JOIN_SECONDS)
 
     def _dial_again(self, generation: int, deadline: Deadline, begun: Begun) -> tuple[Channel, Hello]:
-        conversation = self._talk.conversation
-        if conversation.ended is not None:
+        talk = self._talk
+        if talk.ended is not None:
             raise OSError("it has ended")
         try:
             hello = _hello(self._roster, self._incarnation, generation)
             end = Deadline.after(_AGAIN_SECONDS)
             return connect(self._roster.coordinator, credentials_of(self._roster), hello, end, begun)
         except (OSError, MultiversoError) as error:
-            is_new = self._said_at != conversation.cuts and conversation.ended is None
+            is_new = self._said_at != talk.cuts and talk.ended is None
             if is_new and not isinstance(error, RefusedError):
-                self._said_at = conversation.cuts
+                self._said_at = talk.cuts
                 log(f"the connection to {self._roster.names[0]} is cut, and is tried again ({error})")
             raise
 

@@ -148,9 +148,9 @@ class Conversation(Stream):
         self.ended = f"it sent what no node sends ({error})"
 
     @property
-    def all_received(self) -> bool:
-        """Whether the other side has received all messages."""
-        return not self._kept
+    def is_done(self) -> bool:
+        """Whether the other side has received all messages, or has ended."""
+        return self.ended is not None or not self._kept
 
     def is_silent(self, now: float) -> bool:
         """Returns whether the connection is to be given up, as nothing comes over it."""

@@ -162,11 +162,6 @@ class Peer:
         if unwanted is not None:
             unwanted.close()
 
-    def round_trip(self) -> float:
-        """Returns the shortest way there and back in seconds; ``FAR`` while that is not known."""
-        channel = self._channel
-        return channel.round_trip() if channel is not None else FAR
-
     def delay(self) -> float:
         """Returns how long the way there and back takes now, smoothed; ``FAR`` while that is not known."""
         channel = self._channel

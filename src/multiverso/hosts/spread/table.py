@@ -108,10 +108,11 @@ class Way:
         return bool(self.changed or self.pushes or (self.under_way and self.under_way[0].pushed.size))
 
 
+@dataclass(eq=False)
 class SpreadTable:
     """One thread at a time may call.
 
-    Args:
+    Attributes:
         number: of the table, the same on all hosts.
         spec: what hosts have to mean alike by it, as a hash.
         host, hosts: this one, and how many there are.
@@ -122,24 +123,20 @@ class SpreadTable:
         send: takes a message for another host.
     """
 
-    def __init__(
-        self,
-        number: int,
-        spec: int,
-        host: int,
-        hosts: int,
-        own: KeyedRows,
-        copies: Copies,
-        updater: int,
-        after: int,
-        send: Callable[..., None],
-    ) -> None:
-        self.number, self.spec, self.host = number, spec, host
-        self.own, self.copies = own, copies
-        self._updater, self._after, self._send = updater, after, send
-        self._homes = homes_of(range(hosts))
-        self.ways = {other: Way(other) for other in range(hosts) if other != host}
-        self._most = max(1, min(_FRAME_ROWS, _FRAME_BYTES // (own.size + 8)))
+    number: int
+    spec: int
+    host: int
+    hosts: int
+    own: KeyedRows
+    copies: Copies
+    updater: int
+    after: int
+    send: Callable[..., None]
+
+    def __post_init__(self) -> None:
+        self._homes = homes_of(range(self.hosts))
+        self.ways = {other: Way(other) for other in range(self.hosts) if other != self.host}
+        self._most = max(1, min(_FRAME_ROWS, _FRAME_BYTES // (self.own.size + 8)))
 
     # -- what workers of this host ask -----------------------------------------------------------------------
 
@@ -266,7 +263,7 @@ class SpreadTable:
         way.number += 1
         frame = Frame(kind, self.number, way.number, argument, pushed, deltas, keys, rows)
         way.under_way = frame, parts
-        self._send(way.host, *frame.parts())
+        self.send(way.host, *frame.parts())
 
     def _push_of(self, way: Way) -> tuple[Keys, Bytes]:
         """Returns what the next question brings along."""
@@ -416,7 +413,7 @@ class SpreadTable:
         if kind == desk.FETCH and question.argument != self.spec:
             return question.refusal(desk.OTHER_TABLE)
         if question.pushed.size:
-            own.apply(self._updater, own.enter(question.pushed, self._after), question.deltas)
+            own.apply(self.updater, own.enter(question.pushed, self.after), question.deltas)
         rows, keys, number = NO_BYTES, NO_KEYS, 0
         if kind == desk.REMOVE:
             keys = own.remove(question.keys)
