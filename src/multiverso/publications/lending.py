@@ -65,7 +65,7 @@ class Lender:
         status: Callable[[], messages.Message],
     ) -> None:
         self._loan, self._data, self._on_reader, self._status = loan, data, on_reader, status
-        self._lines: dict[socket.socket, int] = {}  # of readers, by their connections
+        self._lines: dict[Connection, int] = {}  # of readers, by their connections
         (self._readers,) = map(FileIO, map(create, ["readers"], [at.MOST_READERS * at.READER_BYTES]))
         self.memory = Segment(self._readers.fileno(), sparse=True)
         mutex.initialise(self.memory.address + at.LIFE, at.MOST_READERS, at.READER_BYTES)
@@ -117,7 +117,7 @@ class Lender:
             while stop not in [descriptor for descriptor, _ in poll.poll()]:
                 for connection, message in self._door.read():
                     if message is None:
-                        self._lines.pop(connection.socket, None)
+                        self._lines.pop(connection, None)
                     else:
                         self._answer(connection, message)
         except Exception:
@@ -143,18 +143,18 @@ class Lender:
     def _oldest(self) -> messages.Message:
         """Returns what the reader holds that is furthest behind, and its process; nothing where none holds any."""
         found = []
-        for descriptor, line in self._lines.items():
+        for connection, line in self._lines.items():
             pins = self.memory.array(line * at.READER_BYTES + at.PINS, at.MOST_PINS, np.int64)
             pins = pins[pins & at.SLOT_MASK > 0]
             if pins.size:
-                found.append((int(pins.max()) >> at.SLOT_BITS, self._connections[descriptor].pid))
+                found.append((int(pins.max()) >> at.SLOT_BITS, connection.pid))
         return dict(zip(("oldest_version", "oldest_pid"), min(found, default=()), strict=False))
 
     def _lend(self, connection: Connection, request: Subscribe) -> None:
-        line = self._lines[connection.socket] if connection.socket in self._lines else self._free_line()
+        line = self._lines[connection] if connection in self._lines else self._free_line()
         self._on_reader(request.seen)
         self.reached = max(self.reached, line + 1)
-        self._lines[connection.socket] = line
+        self._lines[connection] = line
         try:
             # another open file of the same memory: what it cannot do, no copy of it can
             reading = os.open(f"/proc/self/fd/{self._data}", os.O_RDONLY | os.O_CLOEXEC)

@@ -11,7 +11,7 @@ from multiverso.wire import messages
 from multiverso.wire.messages import Message
 
 
-@dataclass
+@dataclass(eq=False)
 class Connection:
     """One connected process: a worker once it has attached, an observer otherwise. Owner: the node's thread."""
 

@@ -155,6 +155,7 @@ class OtherHosts(Hosts):
     def all_came(self) -> bool:
         """Whether no host is known not to have come yet."""
         return self._centre is None or self._centre.all_came
+
     def _meet(self, listener: socket.socket | None) -> Centre | Outpost:
         """Begins to listen for the other hosts, and to talk with the coordinator."""
         roster = self.roster
