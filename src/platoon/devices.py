@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import socket
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from multiverso.launch import visible_gpus
 from platoon import configparser
@@ -26,19 +26,21 @@ def check_devices(names: list[str]) -> list[str]:
     return names
 
 
-def find_devices(names: list[str] | None = None) -> list[str]:
+def find_devices(names: Sequence[str] | None = None, other_host: str | None = None) -> list[str]:
     """Returns the devices to use: those given, else the configured ones, else all GPUs of this host.
 
     Raises:
         PlatoonError: there are none, or a name is not a device.
     """
-    if names:
-        return check_devices(list(names))
-    host = socket.gethostname()
+    host = other_host or socket.gethostname()
     try:
-        return check_devices(configparser.fetch_devices_for_host(host))
+        return check_devices(list(names or configparser.fetch_devices_for_host(host)))
     except KeyError:
         gpus = visible_gpus(os.environ)
+    if other_host:
+        raise PlatoonError(
+            f"no devices for {host}: name those of every host with -D, or its own in a configuration file's [devices]"
+        )
     if not gpus:
         raise PlatoonError(
             f"no devices: none were given, the configuration names none for {host}, and it has no GPU. "

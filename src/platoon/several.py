@@ -12,8 +12,7 @@ from pathlib import Path
 from multiverso.launch import visible_gpus
 from multiverso.launch.plan import HostPlan
 from multiverso.launch.ssh import MOST_HOSTS, checked_names
-from platoon import configparser
-from platoon.devices import check_devices, device_environment, find_devices
+from platoon.devices import device_environment, find_devices
 from platoon.processes import Program, program
 from platoon.util import PlatoonError
 
@@ -84,7 +83,7 @@ class Plan:
         Raises:
             PlatoonError: there is no such device here, or none at all.
         """
-        return cls([_checked_here(find_devices(list(devices or ())))])
+        return cls([_checked_here(find_devices(devices))])
 
     @classmethod
     def of(cls, hosts: Sequence[str], devices: Sequence[str] | None, *, ssh: str, port: int, encrypted: bool) -> Plan:
@@ -97,10 +96,10 @@ class Plan:
         if len(hosts) == 1 and hosts[0].isdecimal():
             if not 2 <= int(hosts[0]) <= MOST_HOSTS:
                 raise PlatoonError(f"-H {hosts[0]}: a rehearsal has 2 to {MOST_HOSTS} hosts")
-            each = [_checked_here(_devices_of(f"host-{host}", devices)) for host in range(int(hosts[0]))]
+            each = [_checked_here(find_devices(devices, f"host-{host}")) for host in range(int(hosts[0]))]
             return cls(each, HostPlan.rehearsal(list(map(len, each))))
         names = checked_names("-H", hosts)
-        each = [_devices_of(name, devices) for name in names]
+        each = [find_devices(devices, name.rpartition("@")[2]) for name in names]
         return cls(each, HostPlan.by_ssh(names, list(map(len, each)), ssh, port=port, encrypted=encrypted))
 
     @property
@@ -142,15 +141,3 @@ def _checked_here(devices: list[str]) -> list[str]:
     for device in set(devices):
         device_environment(device, os.environ)
     return devices
-
-
-def _devices_of(host: str, given: Sequence[str] | None) -> list[str]:
-    """Returns the devices of a host: those given for all, or the configured ones."""
-    if given:
-        return check_devices(list(given))
-    try:
-        return check_devices(configparser.fetch_devices_for_host(host.rpartition("@")[2]))
-    except KeyError:
-        raise PlatoonError(
-            f"no devices for {host}: name those of every host with -D, or its own in a configuration file's [devices]"
-        ) from None

@@ -49,14 +49,15 @@ class Probe:
         host: its name.
         address: where the other hosts reach it.
         ssh: what reaches it from here.
+        port: where it is to listen besides; 0 for nowhere.
     """
 
-    def __init__(self, host: str, address: str, ssh: list[str]) -> None:
+    def __init__(self, host: str, address: str, ssh: list[str], port: int = 0) -> None:
         self.host = host
         self.address = address
         self.said: dict[str, Any] = {}
         self.why = ""
-        python = (sys.executable, "-P", "-m", "multiverso", "doctor", "--probe")
+        python = (sys.executable, "-P", "-m", "multiverso", "doctor", "--probe", str(port))
         variables = [f"PYTHONPATH={os.environ['PYTHONPATH']}"] if os.environ.get("PYTHONPATH") else []
         there = command_line(python, variables)
         self._process = subprocess.Popen(
@@ -145,7 +146,8 @@ def examine_hosts(hosts: str, ssh: str, port: int) -> Iterator[Finding]:
     addresses = addresses_of(names, command)
     with contextlib.ExitStack() as stack:
         probes = [
-            stack.enter_context(Probe(name, address, command)) for name, address in zip(names, addresses, strict=True)
+            stack.enter_context(Probe(name, address, command, port if name == names[0] else 0))
+            for name, address in zip(names, addresses, strict=True)
         ]
         for probe in probes:
             probe.meet()
@@ -221,18 +223,10 @@ def _ways(probes: list[Probe], port: int) -> Iterator[Finding]:
     for host, probe in enumerate(probes):
         if not probe.said:
             continue
-        wanted = [port, 0] if probe is lead else [0]
-        answers = [probe.ask({"listen": number}) for number in wanted]
-        errors = [answer.get("error", "no answer") for answer in answers if "port" not in answer]
-        if errors:
-            yield Finding(
-                f"to {probe.host}",
-                "fail",
-                f"it cannot listen at {wanted[0] or 'any port'}: {errors[0]}",
-                "Give another --port.",
-            )
+        if not probe.said["ports"]:
+            yield Finding(f"to {probe.host}", "fail", probe.said["trouble"], "Give another --port.")
             continue
-        places = [[probe.address, answer["port"]] for answer in answers]
+        places = [[probe.address, number] for number in probe.said["ports"]]
         trouble: list[str] = []
         for other in probes[host + 1 :]:
             if not other.said:

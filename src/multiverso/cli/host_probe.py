@@ -1,8 +1,8 @@
 """`multiverso doctor --probe`: what one host says of itself to the doctor of another, over standard input and output.
 
-It writes one line of JSON and reads lines of JSON, an answer for each: ``{"ping": n}`` (the time there),
-``{"listen": port}`` (where it listens from then on), ``{"reach": [[address, port], ...]}`` (what came of connecting to
-each). It ends when its input does.
+It listens at a port that the system chooses, and at one that it is given; writes one line of JSON, and reads lines of
+JSON, an answer for each: ``{"ping": n}`` (the time there), ``{"reach": [[address, port], ...]}`` (what came of
+connecting to each). It ends when its input does.
 """
 
 import contextlib
@@ -23,20 +23,16 @@ _HELLO = b"multiverso probe\n"
 PACKAGES = ("multiverso", "numpy", "numba", "pyopenssl", "cryptography")
 
 
-def probe() -> None:
-    """Answers until its input ends."""
-    _write(facts())
-    listeners: list[socket.socket] = []
-    for line in sys.stdin:
-        asked = json.loads(line)
-        if "ping" in asked:
-            _write({"time": time.time()})
-        elif "listen" in asked:
-            _write(_listen(int(asked["listen"]), listeners))
-        else:
-            _write({"reached": [_reach(str(address), int(port)) for address, port in asked["reach"]]})
-    for listener in listeners:
-        listener.close()
+def probe(port: int) -> None:
+    """Answers until its input ends; ``port``: where to listen besides, 0 for nowhere."""
+    with contextlib.ExitStack() as stack:
+        _write({**facts(), **_listening([port, 0] if port else [0], stack)})
+        for line in sys.stdin:
+            asked = json.loads(line)
+            if "ping" in asked:
+                _write({"time": time.time()})
+            else:
+                _write({"reached": [_reach(str(address), int(port)) for address, port in asked["reach"]]})
 
 
 def facts() -> dict[str, Any]:
@@ -61,14 +57,14 @@ def facts() -> dict[str, Any]:
     }
 
 
-def _listen(port: int, listeners: list[socket.socket]) -> dict[str, Any]:
+def _listening(wanted: list[int], stack: contextlib.ExitStack) -> dict[str, Any]:
     try:
-        listener = listen_at(ANY, port)
+        listeners = [stack.enter_context(listen_at(ANY, port)) for port in wanted]
     except OSError as error:
-        return {"error": str(error)}
-    listeners.append(listener)
-    threading.Thread(target=_greet, args=(listener,), daemon=True).start()
-    return {"port": listener.getsockname()[1]}
+        return {"ports": [], "trouble": f"it cannot listen at {wanted[0] or 'any port'}: {error}"}
+    for listener in listeners:
+        threading.Thread(target=_greet, args=(listener,), daemon=True).start()
+    return {"ports": [listener.getsockname()[1] for listener in listeners]}
 
 
 def _greet(listener: socket.socket) -> None:

@@ -180,8 +180,8 @@ def run_command(
 @click.option(
     "--port", type=click.IntRange(1, 65535), default=29600, help="Where the first host would listen for the others."
 )
-@click.option("--probe", is_flag=True, hidden=True)
-def doctor(as_json: bool, hosts: str | None, ssh: str, port: int, probe: bool) -> None:
+@click.option("--probe", type=int, hidden=True)
+def doctor(as_json: bool, hosts: str | None, ssh: str, port: int, probe: int | None) -> None:
     """Test what multiverso depends on here, and say what to do where it fails.
 
     With --hosts, try what a job on several hosts depends on. The exit code is 1 when something failed.
@@ -189,10 +189,10 @@ def doctor(as_json: bool, hosts: str | None, ssh: str, port: int, probe: bool) -
     from multiverso.cli.doctor import examine
     from multiverso.cli.show import show_findings
 
-    if probe:
+    if probe is not None:
         from multiverso.cli.host_probe import probe as answer
 
-        answer()
+        answer(probe)
     elif hosts is None:
         raise click.exceptions.Exit(show_findings(examine(), as_json))
     else:

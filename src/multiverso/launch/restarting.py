@@ -13,6 +13,7 @@ _LONG_SECONDS = 10.0
 _LOOK_SECONDS = 0.05
 
 
+@dataclass
 class Pauses:
     """How long to wait before something is started again, so that what fails at once does not take a core.
 
@@ -20,8 +21,7 @@ class Pauses:
     again.
     """
 
-    def __init__(self) -> None:
-        self._in_a_row = 0
+    _in_a_row: int = 0
 
     def after(self, seconds: float) -> float:
         """Returns the seconds to wait after something has failed that ran for so long."""
@@ -115,20 +115,18 @@ class Starts:
         return {**environ, **more}
 
 
+@dataclass
 class Replacements:
     """The workers that are started again in a job that continues.
 
-    Args:
-        most: how many there may be in all.
-
     Attributes:
+        most: how many there may be in all.
         done: how many there have been, with those that wait for their start.
     """
 
-    def __init__(self, most: int) -> None:
-        self.most = most
-        self.done = 0
-        self._pauses: dict[int, Pauses] = {}
+    most: int
+    done: int = 0
+    _pauses: dict[int, Pauses] = field(default_factory=dict)
 
     def after(self, end: WorkerExit) -> float | None:
         """Returns the seconds after which a worker that has failed is started again, and counts it; None: it is not."""

@@ -263,7 +263,7 @@ class Controller:
         Raises:
             PlatoonError: there are none.
         """
-        return find_devices(list(devices or []))
+        return find_devices(devices)
 
     @staticmethod
     def default_parser() -> argparse.ArgumentParser:

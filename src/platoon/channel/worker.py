@@ -189,14 +189,6 @@ class Worker(metaclass=_OnePerProcess):
             lock.abandon()  # Ctrl-C may have come on the way back from there
             raise
 
-    def lock_params(self, timeout: float | None = None) -> None:
-        """The same as `lock`, by its older name."""
-        self.lock(timeout)
-
-    def unlock_params(self) -> None:
-        """The same as `unlock`, by its older name."""
-        self.unlock()
-
     def unlock(self) -> None:
         """Gives the job's lock back; the thread that took it has to.
 
@@ -210,6 +202,9 @@ class Worker(metaclass=_OnePerProcess):
             lock.release()
         except LockStateError as error:
             raise PlatoonError(str(error)) from error
+
+    lock_params, unlock_params = lock, unlock
+    """The same by their older names."""
 
     # -- shared parameters ---------------------------------------------------------------------------------
 
