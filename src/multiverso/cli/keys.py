@@ -1,9 +1,8 @@
 """What of the jobs `multiverso top` shows, and what each key changes of that."""
 
-from msgspec import Struct
-from msgspec.structs import replace
+from typing import NamedTuple
 
-# Of the table of workers. `cli.main` has the same, by which --sort can be completed without any import.
+# Of the table of workers.
 COLUMNS = (
     "worker", "pid", "state", "cpu", "memory", "op/s", "past", "stale", "lag", "waits for", "since", "missing",
     "waited", "cost", "logged",
@@ -25,7 +24,7 @@ Home, End           the first lines, the last ones
 h, ?                this help; any key leaves it"""
 
 
-class View(Struct, frozen=True):
+class View(NamedTuple):
     """What is shown.
 
     Attributes:
@@ -70,26 +69,26 @@ def after(view: View, key: str, page: int) -> View | None:
     if not key:
         return view
     if view.help:
-        return replace(view, help=False)
+        return view._replace(help=False)
     if view.typing:
         return _typed(view, key)
     if key == "q" or (key == "escape" and not view.only):
         return None
     if key in ("escape", "/"):
-        return replace(view, only="", typing=key == "/")
+        return view._replace(only="", typing=key == "/")
     if key in ("h", "?"):
-        return replace(view, help=True)
+        return view._replace(help=True)
     if key == "s":
-        return replace(view, sort="worker" if view.sort == "slow" else "slow")
+        return view._replace(sort="worker" if view.sort == "slow" else "slow")
     if key in ("<", ">"):
-        return replace(view, sort=COLUMNS[(COLUMNS.index(view.column) + (1 if key == ">" else -1)) % len(COLUMNS)])
+        return view._replace(sort=COLUMNS[(COLUMNS.index(view.column) + (1 if key == ">" else -1)) % len(COLUMNS)])
     steps = {"up": -1, "k": -1, "down": 1, "j": 1, "page up": -page, "page down": page, "home": -_END, "end": _END}
-    return replace(view, sort=_SORTED.get(key, view.sort), first=view.first + steps.get(key, 0))
+    return view._replace(sort=_SORTED.get(key, view.sort), first=view.first + steps.get(key, 0))
 
 
 def _typed(view: View, key: str) -> View:
     if key in ("enter", "escape"):
-        return replace(view, typing=False, only=view.only if key == "enter" else "")
+        return view._replace(typing=False, only=view.only if key == "enter" else "")
     if key == "backspace":
-        return replace(view, only=view.only[:-1])
-    return replace(view, only=view.only + key) if len(key) == 1 and key.isprintable() else view
+        return view._replace(only=view.only[:-1])
+    return view._replace(only=view.only + key) if len(key) == 1 and key.isprintable() else view

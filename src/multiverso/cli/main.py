@@ -10,12 +10,9 @@ from typing import Any
 import click
 
 from multiverso import __version__
+from multiverso.cli.keys import COLUMNS
 
 _SSH = "ssh -o BatchMode=yes"  # `launch.ssh.DEFAULT_SSH`, which is imported when it is used
-_SORTED_BY = [  # `cli.keys.COLUMNS`, and the slowest
-    "worker", "pid", "state", "cpu", "memory", "op/s", "past", "stale", "lag", "waits for", "since", "missing",
-    "waited", "cost", "logged", "slow",
-]  # fmt: skip
 
 
 class Commands(click.Group):
@@ -210,7 +207,7 @@ def doctor(as_json: bool, hosts: str | None, ssh: str, port: int, probe: int | N
 @click.option("--job", help="Only this one: its script's name, a worker's pid, or its address.")
 @click.option(
     "--sort",
-    type=click.Choice(_SORTED_BY),
+    type=click.Choice([*COLUMNS, "slow"]),
     default="worker",
     metavar="COLUMN",
     help="By which column the workers are sorted; or slow: first the one that the others wait for.",

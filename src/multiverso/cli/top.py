@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import click
-from msgspec.structs import replace
 
 from multiverso.cli.keys import COLUMNS, HELP, View, after
 from multiverso.cli.screen import draw, rows, screen
@@ -92,7 +91,7 @@ def _keep_showing(job: str | None, interval_seconds: float, view: View | None) -
                 seen = {address: seen.get(address, Job()).see(status) for address, status in found.items()}
                 look_at = time.monotonic() + interval_seconds
             lines = (HELP if view.help else render(list(seen.values()), view, job)).splitlines()
-            view = replace(view, first=max(0, min(view.first, len(lines) - rows())))
+            view = view._replace(first=max(0, min(view.first, len(lines) - rows())))
             draw(lines[0 if view.help else view.first :], click.style(view.keys, dim=True))
             view = after(view, key(max(0.0, look_at - time.monotonic())), rows())
 

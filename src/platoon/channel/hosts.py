@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any
 
 from multiverso.errors import MultiversoError
 from multiverso.hosts.roster import ROSTER_VARIABLE, Roster
-from multiverso.hosts.transport.addresses import ADDRESS_VARIABLE, ANY, address_towards, own_addresses, reachable
+from multiverso.hosts.transport.addresses import ADDRESS_VARIABLE, ANY, own_addresses, reachable
 from multiverso.hosts.transport.credentials import new_credentials
-from multiverso.runtime.discovery.meetings.meeting import INSECURE_VARIABLE, complete, distinct
+from multiverso.runtime.discovery.meetings.meeting import INSECURE_VARIABLE, complete, distinct, own_address
 from platoon.util import PlatoonError, counted
 
 if TYPE_CHECKING:
@@ -86,8 +86,7 @@ class Hosts:
             address = _LOOPBACK if one_machine else _address_of_first(addresses)
             first = (address, listening.getsockname()[1], new_credentials(encrypted).to_text())
         address, port, credentials = comm.bcast(first)
-        mine = _LOOPBACK if one_machine else os.environ.get(ADDRESS_VARIABLE)
-        mine = mine or (address if comm.rank == 0 else address_towards(address))
+        mine = _LOOPBACK if one_machine else own_address(comm.rank == 0, address)
         roster = Roster(comm.rank, distinct(list(names)), sizes, ("", 0), rehearsal=one_machine)
         roster = replace(complete(roster, (address, port), credentials, mine), bind=bind)
         if roster.hosts == 1:
