@@ -23,7 +23,7 @@ _HELLO = b"multiverso probe\n"
 PACKAGES = ("multiverso", "numpy", "numba", "pyopenssl", "cryptography")
 
 
-def probe(port: int) -> None:
+def probe(port: int) -> int:
     """Answers until its input ends; ``port``: where to listen besides, 0 for nowhere."""
     with contextlib.ExitStack() as stack:
         _write({**facts(), **_listening([port, 0] if port else [0], stack)})
@@ -33,6 +33,7 @@ def probe(port: int) -> None:
                 _write({"time": time.time()})
             else:
                 _write({"reached": [_reach(str(address), int(port)) for address, port in asked["reach"]]})
+    return 0
 
 
 def facts() -> dict[str, Any]:

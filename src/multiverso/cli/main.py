@@ -3,7 +3,6 @@
 import os
 import signal
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,11 +25,18 @@ class Commands(click.Group):
         return super().resolve_command(ctx, args)
 
     def invoke(self, ctx: click.Context) -> Any:
-        """Run the command."""
+        """Run the command; the exit code is what it returns. What a user can mend is said in a sentence."""
         try:
-            return super().invoke(ctx)
+            code = super().invoke(ctx)
         except KeyboardInterrupt:
-            raise click.exceptions.Exit(128 + signal.SIGINT) from None
+            code = 128 + signal.SIGINT
+        except Exception as error:
+            words = _complaint(error)
+            if words is None:
+                raise
+            click.echo(f"multiverso: {words}", err=True)
+            code = 2
+        raise click.exceptions.Exit(code or 0)
 
 
 def _files(_: click.Context, __: click.Parameter, incomplete: str) -> list[Any]:
@@ -130,7 +136,7 @@ def app(context: click.Context) -> None:
 )
 def run_command(
     show_summary: bool, insecure_fabric: bool, wire: str | None, every: str | None, between: str | None, **given: Any
-) -> None:
+) -> int:
     """Start a program in several workers of one job, on this host or, with --hosts, on several.
 
     Each line of output gets its worker's number. SIGINT, SIGTERM, SIGHUP and SIGUSR1 are passed on.
@@ -160,7 +166,7 @@ def run_command(
     start = launch
     if options.hosts is not None:
         from multiverso.launch.hosts import launch_on_hosts as start
-    raise click.exceptions.Exit(_or_complain(lambda: start(options)))
+    return start(options)
 
 
 @app.command()
@@ -178,7 +184,7 @@ def run_command(
     "--port", type=click.IntRange(1, 65535), default=29600, help="Where the first host would listen for the others."
 )
 @click.option("--probe", type=int, hidden=True)
-def doctor(as_json: bool, hosts: str | None, ssh: str, port: int, probe: int | None) -> None:
+def doctor(as_json: bool, hosts: str | None, ssh: str, port: int, probe: int | None) -> int:
     """Test what multiverso depends on here, and say what to do where it fails.
 
     With --hosts, try what a job on several hosts depends on. The exit code is 1 when something failed.
@@ -189,15 +195,12 @@ def doctor(as_json: bool, hosts: str | None, ssh: str, port: int, probe: int | N
     if probe is not None:
         from multiverso.cli.host_probe import probe as answer
 
-        answer(probe)
-    elif hosts is None:
-        raise click.exceptions.Exit(show_findings(examine(), as_json))
-    else:
-        from multiverso.cli.host_doctor import VERDICTS, examine_hosts
+        return answer(probe)
+    if hosts is None:
+        return show_findings(examine(), as_json)
+    from multiverso.cli.host_doctor import VERDICTS, examine_hosts
 
-        raise click.exceptions.Exit(
-            _or_complain(lambda: show_findings(examine_hosts(hosts, ssh, port), as_json, VERDICTS))
-        )
+    return show_findings(examine_hosts(hosts, ssh, port), as_json, VERDICTS)
 
 
 @app.command()
@@ -212,7 +215,7 @@ def doctor(as_json: bool, hosts: str | None, ssh: str, port: int, probe: int | N
     metavar="COLUMN",
     help="By which column the workers are sorted; or slow: first the one that the others wait for.",
 )
-def top(once: bool, as_json: bool, interval: float, job: str | None, sort: str) -> None:
+def top(once: bool, as_json: bool, interval: float, job: str | None, sort: str) -> int:
     """Show the running jobs of this user, live: workers, what they wait for, tables.
 
     Keys: q (or Ctrl-C) ends it, s sorts by what is slow, P by processor time, M by memory, < and > by another column,
@@ -224,8 +227,7 @@ def top(once: bool, as_json: bool, interval: float, job: str | None, sort: str) 
     """
     from multiverso.cli.top import show_jobs
 
-    show = partial(show_jobs, once=once, as_json=as_json, interval_seconds=interval, job=job, sort=sort)
-    raise click.exceptions.Exit(_or_complain(show))
+    return show_jobs(once=once, as_json=as_json, interval_seconds=interval, job=job, sort=sort)
 
 
 @app.command()
@@ -241,7 +243,7 @@ def top(once: bool, as_json: bool, interval: float, job: str | None, sort: str) 
     help="Write one HTML file of a .jsonl file's job, and serve nothing.",
 )
 @click.option("--port", type=click.IntRange(0, 65535), default=0, show_default="a free one", help="Where to serve.")
-def page(job: str | None, history: Path | None, export: Path | None, port: int) -> None:
+def page(job: str | None, history: Path | None, export: Path | None, port: int) -> int:
     """Serve a page in the browser that shows a job, on 127.0.0.1 only; its address has a token.
 
     JOB is its script's name, a worker's pid, a part of its address, or the .jsonl file of one that is over; without it,
@@ -249,7 +251,7 @@ def page(job: str | None, history: Path | None, export: Path | None, port: int) 
     """
     from multiverso.cli.page import show_page
 
-    raise click.exceptions.Exit(_or_complain(lambda: show_page(job, history, export, port)))
+    return show_page(job, history, export, port)
 
 
 @app.command()
@@ -270,11 +272,11 @@ def bench(full: bool, as_json: bool) -> None:
 @click.option(
     "--name", required=True, help="The name under which processes of this user find it: multiverso.subscribe(NAME)."
 )
-def publish(path: str, name: str) -> None:
+def publish(path: str, name: str) -> int:
     """Share a safetensors file with all processes of this host that read it, in one copy, until Ctrl-C."""
     from multiverso.cli.publish import serve
 
-    raise click.exceptions.Exit(_or_complain(partial(serve, path, name, click.echo)))
+    return serve(path, name, click.echo)
 
 
 @app.command()
@@ -314,26 +316,20 @@ def completion(shell: str | None) -> None:
     click.echo(made(app, {}, "multiverso", "_MULTIVERSO_COMPLETE").source())
 
 
-def _or_complain(action: Callable[[], int]) -> int:
+def _complaint(error: Exception) -> str | None:
+    """Returns what to say of an error that a user can do something about; None for others."""
     from multiverso.errors import OutOfMemoryError, SnapshotError, StartupError
     from multiverso.launch.processes import HOW_TO_GET_MORE, NONE_LEFT
 
-    try:
-        return action()
-    except (StartupError, OutOfMemoryError, SnapshotError) as error:
-        click.echo(f"multiverso: {error}", err=True)
-    except OSError as error:
-        if error.errno in NONE_LEFT:
-            click.echo(f"multiverso: {error.strerror}; {HOW_TO_GET_MORE}", err=True)
-        elif error.filename is not None:
-            click.echo(f"multiverso: {error.filename}: {error.strerror}", err=True)
-        else:
-            raise
-    except RuntimeError as error:
-        if "new thread" not in str(error):  # what Python says where the system gives it none
-            raise
-        click.echo(f"multiverso: {error}; {HOW_TO_GET_MORE}", err=True)
-    return 2
+    if isinstance(error, StartupError | OutOfMemoryError | SnapshotError):
+        return str(error)
+    if isinstance(error, OSError) and error.errno in NONE_LEFT:
+        return f"{error.strerror}; {HOW_TO_GET_MORE}"
+    if isinstance(error, OSError) and error.filename is not None:
+        return f"{error.filename}: {error.strerror}"
+    if isinstance(error, RuntimeError) and "new thread" in str(error):  # what Python says where there is none left
+        return f"{error}; {HOW_TO_GET_MORE}"
+    return None
 
 
 def main() -> None:
