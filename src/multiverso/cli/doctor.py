@@ -87,10 +87,17 @@ def _platform() -> str:
 
 def _packages() -> str:
     names = ("multiverso", "numpy", "safetensors", "cloudpickle", "msgspec")
-    versions = [f"{name} {metadata.version(name)}" for name in names]
-    with contextlib.suppress(metadata.PackageNotFoundError):  # only needed to compile
-        versions.append(f"numba {metadata.version('numba')}")
-    return ", ".join(versions)
+    needed = [f"{name} {metadata.version(name)}" for name in names]
+    return ", ".join([*needed, *_installed("numba")])  # which is only needed to compile
+
+
+def _installed(*names: str) -> list[str]:
+    """Returns those of some packages that are there, with their versions."""
+    found = []
+    for name in names:
+        with contextlib.suppress(metadata.PackageNotFoundError):
+            found.append(f"{name} {metadata.version(name)}")
+    return found
 
 
 def _cores() -> str:
@@ -108,29 +115,17 @@ def _cores() -> str:
 
 
 def _memory() -> str:
-    from multiverso.memory.heap import free_memory
+    from multiverso.memory.heap import free_memory, left_in_groups
 
-    free = free_memory()
+    left, free = left_in_groups(), free_memory()
     text = f"{free / _GIB:.1f} GiB available"
-    limit = _container_limit()
-    if limit is not None:
-        text += f" (the container's limit is {limit / _GIB:.1f} GiB)"
+    if left and min(left) <= free:
+        text += " (by the container's limit)"
     if free < _GIB // 4:
         raise Advice("fail", text, "Free some memory, or raise the container's limit.")
     if free < _GIB:
         raise Advice("warn", text, "Large tables will be refused; free some memory, or raise the limit.")
     return text
-
-
-def _container_limit() -> int | None:
-    for path in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
-        try:
-            limit = int(Path(path).read_text())
-        except (OSError, ValueError):  # absent, or "max"
-            continue
-        if limit < 1 << 60:
-            return limit
-    return None
 
 
 def _open_files() -> str:
@@ -223,31 +218,21 @@ def _launchers() -> str:
 
 
 def _several_hosts() -> str:
-    try:
-        versions = [f"{name} {metadata.version(name)}" for name in ("pyopenssl", "cryptography")]
-    except metadata.PackageNotFoundError:
+    versions = _installed("pyopenssl", "cryptography")
+    if len(versions) < 2:
         return 'without encryption only: pip install "multiverso[hosts]" brings it; doctor --hosts a,b tries the way'
     return f"{', '.join(versions)}; doctor --hosts a,b tries the way there"
 
 
 def _frameworks() -> str:
-    found = []
-    for name in _FRAMEWORKS:
-        try:
-            found.append(f"{name} {metadata.version(name)}")
-        except metadata.PackageNotFoundError:
-            continue
-    return ", ".join(found) or "none (NumPy is enough)"
+    return ", ".join(_installed(*_FRAMEWORKS)) or "none (NumPy is enough)"
 
 
 def _platoon() -> str:
     spec = importlib.util.find_spec("platoon")
     found = Path(spec.origin).parent if spec is not None and spec.origin else None
     ours = found is not None and (found / "channel" / "controller.py").is_file()
-    try:
-        other = f"platoon {metadata.version('platoon')}"
-    except metadata.PackageNotFoundError:
-        other = ""
+    other = "".join(_installed("platoon"))
     if ours and not other:
         return f"multiverso's own, in {found}"
     reason = "it is another project of that name, which installs the same import package as multiverso"

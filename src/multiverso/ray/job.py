@@ -83,28 +83,20 @@ class JobSpec:
     """What was asked for.
 
     Attributes:
-        workers: how many.
         call: what each does, as `multiverso.launch.outcomes.write_call` writes it.
         resources: what Ray sets aside for each.
-        strategy: how Ray spreads them over hosts.
         on_failure: whether the others continue without one that fails.
         environ: what they find in their environment.
-        encrypted: whether hosts encrypt what they send each other.
         replace: how many workers that fail, and how many hosts that are lost, are started again.
-        host_grace: seconds without a word of a host until it counts as lost.
         until: when all of it has to be over.
         progress: shows how it fares, if that is wanted.
     """
 
-    workers: int
     call: bytes
     resources: dict[str, float]
-    strategy: str
     on_failure: OnFailure
     environ: Mapping[str, str]
-    encrypted: bool
     replace: int
-    host_grace: float
     until: float
     progress: Progress | None
 
@@ -197,7 +189,9 @@ class Job:
         self._hosts_again = Replacements(spec.replace)
         self._environ: Mapping[str, str] = {}
         self._hosts = [_HostState(number, host.name) for number, host in enumerate(nodes.hosts)]
-        self._workers = [_WorkerState(number, self._hosts[nodes.number_of(number)]) for number in range(spec.workers)]
+        self._workers = [
+            _WorkerState(number, self._hosts[nodes.number_of(number)]) for number in range(len(placement.places))
+        ]
         self._ends = spec.until
         self._call: Any = None
         self._status: Any = None

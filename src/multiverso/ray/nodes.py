@@ -136,18 +136,19 @@ def hosts_at(places: Sequence[tuple[str, tuple[int, ...]]]) -> list[Host]:
 class HostNode:
     """The actor. Ray calls it from several threads."""
 
+    _node: Node  # once it has begun
+
     def __init__(self, name: str) -> None:
         self._name = name
         self._listening: socket.socket | None = None
-        self._node: Node | None = None
-        self._publisher: Publisher | None = None
+        self._opened = contextlib.ExitStack()
 
     def __repr__(self) -> str:
         return f"node of {self._name}"
 
     def open(self) -> int:
         """On the first host: opens the port at which the others connect, and returns it."""
-        self._listening = listen_at(ANY, 0)
+        self._listening = self._opened.enter_context(listen_at(ANY, 0))
         return int(self._listening.getsockname()[1])
 
     def begin(self, roster: str | None, how: dict[str, Any]) -> str:
@@ -165,40 +166,32 @@ class HostNode:
         descriptor = None if self._listening is None else self._listening.detach()
         found = None if roster is None else _here(Roster.from_text(roster))
         other_hosts = None if found is None else other_hosts_of(found, descriptor)
-        self._node = node = Node(**how, other_hosts=other_hosts)
+        self._node = node = self._opened.enter_context(Node(**how, other_hosts=other_hosts))
         if found is not None and found.times_replaced > 0:
             while all(worker["state"] == "free" for worker in node.status()["workers"]):
                 if node.has_ended:
                     raise StartupError("the job does not take it in again; its node has said why")
                 time.sleep(_LOOK_SECONDS)
-        self._publisher = Publisher(self._name, node.status)
+        self._opened.enter_context(contextlib.closing(Publisher(self._name, node.status)))
         return str(node.address)
 
     def status(self) -> dict[str, Any]:
         """What ``multiverso top`` shows, and which workers and hosts are lost."""
-        assert self._node is not None
         status = self._node.status()
         lost_hosts = [link["host"] for link in status["links"] if link["state"] == "lost"]
         return {**status, "lost": self._node.lost_workers(), "lost_hosts": lost_hosts}
 
     def may_be_replaced(self, worker_id: int) -> bool | None:
         """Whether a worker whose process has failed has left something to do; None where the node has ended."""
-        assert self._node is not None
         return None if self._node.has_ended else self._node.may_be_replaced(worker_id)
 
     def absent(self, worker_id: int) -> None:
         """A worker's process has ended."""
-        assert self._node is not None
         self._node.absent(worker_id)
 
     def close(self) -> None:
         """Ends the node."""
-        if self._publisher is not None:
-            self._publisher.close()
-        if self._node is not None:
-            self._node.close()
-        if self._listening is not None:
-            self._listening.close()
+        self._opened.close()
 
 
 class Nodes:

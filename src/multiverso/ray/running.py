@@ -104,48 +104,28 @@ def run(
     write_call(call, function, tuple(args), dict(kwargs or {}))
     if not ray.is_initialized():
         ray.init()
-    spec = JobSpec(
-        workers,
-        call.getvalue(),
-        {name: float(amount) for name, amount in resources.items() if amount},
-        strategy,
-        on_failure,
-        {**exchange, **(env or {})},
-        encrypted,
-        replace,
-        host_grace,
-        float("inf") if timeout_seconds is None else time.monotonic() + timeout_seconds,
-        Progress() if (sys.stderr.isatty() if progress is None else progress) else None,
-    )
+    until = float("inf") if timeout_seconds is None else time.monotonic() + timeout_seconds
+    shown = Progress() if (sys.stderr.isatty() if progress is None else progress) else None
+    needed = {name: float(amount) for name, amount in resources.items() if amount}
+    spec = JobSpec(call.getvalue(), needed, on_failure, {**exchange, **(env or {})}, replace, until, shown)
     late = f"multiverso.ray.run took longer than timeout_seconds={timeout_seconds:g}" if timeout_seconds else ""
     for restarts in range(max_restarts + 1):
         try:
-            outcomes = _once(spec, restarts)
-            in_time = time.monotonic() < spec.until
-            return conclude(outcomes, on_failure, None if in_time else late)
+            with contextlib.ExitStack() as stack:
+                seconds = max(1.0, until - time.monotonic())
+                found = stack.enter_context(placement(workers, needed, strategy, replace > 0, seconds))
+                nodes = Nodes(
+                    found.hosts, on_lost=on_failure, encrypted=encrypted, replaces=replace > 0, grace=host_grace
+                )
+                stack.callback(nodes.close)
+                job = Job(spec, nodes, found)
+                stack.callback(job.end)
+                job.start({RESTARTS_VARIABLE: str(restarts)} if restarts else {})
+                outcomes = job.finish()
+            return conclude(outcomes, on_failure, None if time.monotonic() < until else late)
         except (WorkerLostError, NodeLostError) as error:
             if restarts == max_restarts:
                 raise
             what = str(error).splitlines()[0]
             say(f"{what} Restart {restarts + 1} of {max_restarts}.")
     raise AssertionError
-
-
-def _once(spec: JobSpec, restarts: int) -> list[Any]:
-    """Starts all workers, and returns what each returned or how it failed."""
-    with contextlib.ExitStack() as stack:
-        seconds = max(1.0, spec.until - time.monotonic())
-        whole = spec.replace > 0
-        found = stack.enter_context(placement(spec.workers, spec.resources, spec.strategy, whole, seconds))
-        nodes = Nodes(
-            found.hosts,
-            on_lost=spec.on_failure,
-            encrypted=spec.encrypted,
-            replaces=spec.replace > 0,
-            grace=spec.host_grace,
-        )
-        stack.callback(nodes.close)
-        job = Job(spec, nodes, found)
-        stack.callback(job.end)
-        job.start({RESTARTS_VARIABLE: str(restarts)} if restarts else {})
-        return job.finish()
