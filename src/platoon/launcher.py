@@ -8,7 +8,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
-import os
 import signal
 import socket
 import sys
@@ -23,6 +22,7 @@ from multiverso.errors import StartupError
 from multiverso.launch import Job, JobResult, Signals, let_signals_end_us
 from multiverso.launch.ssh import DEFAULT_SSH
 from multiverso.launch.standard_files import open_standard_files
+from multiverso.wire import messages
 from platoon import configparser
 from platoon.processes import GRACE_SECONDS, Program
 from platoon.several import DEFAULT_HOSTS_PORT, Plan, Start
@@ -115,32 +115,30 @@ def _run(plan: Plan, start: Start, report: ControllerReport, grace: float) -> in
     After a failure they have as long to end by themselves as they then have after SIGTERM.
     """
     marker = f"PLATOON_LAUNCH={uuid.uuid4().hex}"
-    readable, writable = os.pipe()
-    os.set_blocking(readable, False)
+    reports, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    reports.setblocking(False)
 
     def look() -> None:
         report.status()
         if report.is_overdue(grace):  # its program, or what that has started, waits for what will not come
             job.end("failed")
 
-    try:
+    with reports, theirs:
         variables = dict([marker.split("=")])
-        controllers = [plan.controller(host, start, variables, writable) for host in range(len(plan.devices))]
+        controllers = [plan.controller(host, start, variables, theirs.fileno()) for host in range(len(plan.devices))]
         job = Job(
             [controller.command for controller in controllers],
             marker=marker,
             grace_seconds=grace,
-            on_start=lambda number, pid: os.close(writable) if number == len(controllers) - 1 else None,
+            on_start=lambda number, pid: theirs.close() if number == len(controllers) - 1 else None,
             on_look=look,
         )
-        job.watch(readable, lambda: report.read(readable))
+        job.watch(reports.fileno(), lambda: report.read(reports))
         signals = Signals() if threading.current_thread() is threading.main_thread() else None
         with signals or contextlib.nullcontext():
             result = job.run(signals=signals)
-        while report.read(readable):
+        while report.read(reports):
             pass
-    finally:
-        os.close(readable)
     if signals is None:
         return _outcome(plan, controllers, result, report)
     let_signals_end_us()  # only output is left to write, perhaps to a reader who never reads it
@@ -186,7 +184,6 @@ class ControllerReport:
         self.left: set[int] = set()
         self.live = sys.stdout.isatty() and not as_json
         self.began = time.monotonic()
-        self._rest = b""
         self._failed_at: float | None = None
         self._overdue = False
 
@@ -214,16 +211,15 @@ class ControllerReport:
             self.say(f"  a controller still runs {seconds:g} s after the failure: ending it", "overdue")
         return self._overdue
 
-    def read(self, readable: int) -> bool:
-        """Takes the controller's reports since; returns whether more may come."""
+    def read(self, reports: socket.socket) -> bool:
+        """Takes a controller's next report; returns whether there was one."""
         try:
-            data = os.read(readable, 65536)
+            received = messages.receive(reports)
         except BlockingIOError:
             return False
-        *lines, self._rest = (self._rest + data).split(b"\n")
-        for line in lines:
-            self.event(json.loads(line))
-        return bool(data)
+        if received is not None:
+            self.event(received[0])
+        return received is not None
 
     def event(self, event: dict[str, Any]) -> None:
         """Takes one event of the controller."""

@@ -122,7 +122,7 @@ class Plan:
             host: its number.
             start: how.
             variables: what its environment has besides.
-            status: an open file for its reports, if it is on this machine.
+            status: an open socket for its reports, if it is on this machine.
         """
         devices = self.devices[host]
         environment = {**variables, "PLATOON_LAUNCHED": start.launched(devices)}

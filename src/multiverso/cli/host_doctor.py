@@ -7,7 +7,7 @@ A probe (`host_probe`) runs on each, started over ssh in the same folder and wit
 import contextlib
 import json
 import os
-import select
+import socket
 import subprocess
 import sys
 import time
@@ -60,10 +60,12 @@ class Probe:
         python = (sys.executable, "-P", "-m", "multiverso", "doctor", "--probe", str(port))
         variables = [f"PYTHONPATH={os.environ['PYTHONPATH']}"] if os.environ.get("PYTHONPATH") else []
         there = command_line(python, variables)
-        self._process = subprocess.Popen(
-            [*ssh, host, there], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE
-        )
-        self._rest = b""
+        self._way, theirs = socket.socketpair()
+        with theirs:
+            self._process = subprocess.Popen(
+                [*ssh, host, there], stdin=theirs.fileno(), stdout=theirs.fileno(), stderr=subprocess.PIPE
+            )
+        self._answers = self._way.makefile("rb")
 
     def meet(self) -> None:
         """Waits for what it says of itself."""
@@ -72,35 +74,25 @@ class Probe:
     def ask(self, question: dict[str, Any]) -> dict[str, Any]:
         """Returns its answer; nothing when there is none."""
         try:
-            assert self._process.stdin is not None
-            self._process.stdin.write(json.dumps(question).encode() + b"\n")
-            self._process.stdin.flush()
+            self._way.sendall(json.dumps(question).encode() + b"\n")
         except OSError:
             self._give_up("its probe has ended")
             return {}
         return self._receive(_ANSWER_SECONDS)
 
     def _receive(self, seconds: float) -> dict[str, Any]:
-        assert self._process.stdout is not None
-        end = time.monotonic() + seconds
-        way = self._process.stdout.fileno()
+        self._way.settimeout(seconds)
         said = b""
-        while True:
-            while b"\n" not in self._rest:
-                left = end - time.monotonic()
-                if left <= 0 or not select.select([way], [], [], left)[0]:
-                    self._give_up(f"it did not answer within {seconds:g} s", said)
-                    return {}
-                more = os.read(way, 65536)
-                if not more:
-                    self._give_up("its probe ended", said)
-                    return {}
-                self._rest += more
-            said, self._rest = self._rest.split(b"\n", 1)
-            with contextlib.suppress(ValueError):  # what a shell there greets us with, perhaps
-                answer = json.loads(said)
-                if isinstance(answer, dict):
-                    return answer
+        try:
+            for said in self._answers:
+                with contextlib.suppress(ValueError):  # what a shell there greets us with, perhaps
+                    answer = json.loads(said)
+                    if isinstance(answer, dict):
+                        return answer
+            self._give_up("its probe ended", said)
+        except TimeoutError:
+            self._give_up(f"it did not answer within {seconds:g} s", said)
+        return {}
 
     def _give_up(self, why: str, said: bytes = b"") -> None:
         self._process.kill()
@@ -116,17 +108,15 @@ class Probe:
         return self
 
     def __exit__(self, *error: object) -> None:
-        if self._process.stdin is not None:
-            with contextlib.suppress(OSError):
-                self._process.stdin.close()
+        self._answers.close()
+        self._way.close()
         try:
             self._process.wait(5)
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
-        for stream in (self._process.stdout, self._process.stderr):
-            if stream is not None:
-                stream.close()
+        assert self._process.stderr is not None
+        self._process.stderr.close()
 
 
 def examine_hosts(hosts: str, ssh: str, port: int) -> Iterator[Finding]:
