@@ -6,10 +6,10 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from types import FrameType
 
 from multiverso.launch import WorkerCommand, WorkerExit
 from platoon.devices import device_environment
@@ -69,17 +69,14 @@ def program(
     return Program(device, command, out, err)
 
 
-def on_sigterm(stop: Callable[[str], None]) -> Callable[[], None]:
-    """Makes SIGTERM call ``stop`` with a reason, if this is the main thread; returns what undoes it."""
+@contextmanager
+def stopped_by_sigterm(stop: Callable[[str], None]) -> Iterator[None]:
+    """Makes SIGTERM call ``stop`` with a reason for as long as the block lasts, if this is the main thread."""
     if threading.current_thread() is not threading.main_thread():
-        return lambda: None
-
-    def handle(number: int, frame: FrameType | None) -> None:
-        stop(f"got {signal.Signals(number).name}")
-
-    before = signal.signal(signal.SIGTERM, handle)
-
-    def restore() -> None:
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, lambda number, _: stop("got SIGTERM"))
+    try:
+        yield
+    finally:
         signal.signal(signal.SIGTERM, before)
-
-    return restore

@@ -24,7 +24,7 @@ from platoon.channel.data import BatchServer, Senders
 from platoon.channel.members import Members
 from platoon.channel.wire import RESERVED
 from platoon.devices import find_devices
-from platoon.processes import on_sigterm
+from platoon.processes import stopped_by_sigterm
 from platoon.reporting import Reporter
 from platoon.util import PlatoonError, readable
 
@@ -161,16 +161,15 @@ class Controller:
             self._devices = self.get_workers_devices(self.__launched.pop("devices"))
             self.__start_workers(**self.__launched)
         self.__open(DEFAULT_PORT if self.control_port is None else self.control_port)
-        restore = on_sigterm(self.stop)
         self.__failed = self.__serving = True
         try:
-            self.__failed = not self.__serve()
+            with stopped_by_sigterm(self.stop):
+                self.__failed = not self.__serve()
         except KeyboardInterrupt:
             self.__reporter.say("interrupted", "interrupted: ending the workers")
         except PlatoonError as error:
             self.__reporter.say("failed", f"the controller failed: {error}")
         finally:
-            restore()
             self.__serving = False
             self.close()
         return int(self.__failed)
