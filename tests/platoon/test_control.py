@@ -291,3 +291,31 @@ def test_requests_without_end_do_not_keep_an_end_from_being_noted(port: int) -> 
     assert 1 < len(answered) < 1000
     link.close()
     answering.door.close()
+
+
+def test_a_killed_controller_is_missed_while_a_forked_child_of_it_lives(experiment: Any, port: int) -> None:
+    experiment.write(
+        controller="""
+        import os, sys, time
+        from platoon.channel import Controller
+
+        class Forks(Controller):
+            def handle_control(self, req, worker_id, req_info):
+                child = os.fork()
+                if child == 0:
+                    time.sleep(1000)
+                return child
+
+        Forks(control_port=int(sys.argv[1])).serve()
+        """
+    )
+    controller = experiment.start("controller.py", str(port))
+    with Worker(control_port=port) as worker:
+        child = worker.send_req("fork")
+        try:
+            controller.kill()
+            with pytest.raises(PlatoonError, match=rf"the controller \(process {controller.pid}\) is gone"):
+                worker.send_req("still there?")
+        finally:
+            os.kill(child, signal.SIGKILL)
+    experiment.finish(controller, -signal.SIGKILL)
