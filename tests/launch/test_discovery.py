@@ -10,8 +10,9 @@ import pytest
 
 from multiverso.errors import StartupError
 from multiverso.runtime.discovery import environment
-from multiverso.runtime.discovery.environment import Ancestor, JobInfo, discover, process_ancestors, socket_name
+from multiverso.runtime.discovery.environment import JobInfo, discover, socket_name
 from multiverso.runtime.discovery.meetings import meeting
+from multiverso.runtime.job.processes import Ancestor, ancestors
 from multiverso.runtime.joining import join
 
 TORCHRUN = {
@@ -78,7 +79,7 @@ ABOVE = (Ancestor(51, 9000, "bash"), Ancestor(50, 8000, "hydra_pmi_proxy"), Ance
 
 
 def place(environ: dict[str, str], above: tuple[Ancestor, ...] = ABOVE, inode: int | None = 77) -> JobInfo:
-    with patch.multiple(environment, process_ancestors=lambda: iter(above), _inode=lambda _: inode):
+    with patch.multiple(environment, ancestors=lambda _: iter(above), _inode=lambda _: inode):
         return discover(environ)
 
 
@@ -276,10 +277,12 @@ def test_socket_name_is_stable_short_and_printable() -> None:
 
 
 def test_ancestors_of_a_real_process() -> None:
-    above = list(process_ancestors())
+    above = list(ancestors(os.getppid()))
     assert above[0].pid == os.getppid()
     assert all(process.start_ticks >= 0 and process.name for process in above)
-    code = "from multiverso.runtime.discovery.environment import process_ancestors as p;print(*(a.pid for a in p()))"
+    code = (
+        "import os;from multiverso.runtime.job import processes as p;print(*(a.pid for a in p.ancestors(os.getppid())))"
+    )
     command = [sys.executable, "-c", code]
     child = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
     assert [int(pid) for pid in child.stdout.split()][:2] == [os.getpid(), os.getppid()]

@@ -6,14 +6,14 @@ key is made that is equal in all workers of one job and different in every other
 
 import hashlib
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Literal
 
 from multiverso.errors import StartupError
 from multiverso.hosts.roster import Roster
 from multiverso.runtime.discovery import slurm_text
+from multiverso.runtime.job.processes import ancestors
 from multiverso.wire.requests import OnLost
 from multiverso.wire.trust import SECRET_VARIABLE
 
@@ -24,15 +24,6 @@ PORT_VARIABLE = "MULTIVERSO_PORT"
 _SLURM_FIRST_SPECIAL_STEP = 0xFFFFFFF0
 # Hydra's per-host proxy (the kernel cuts names to 15 characters), Intel's, and gforker, which has none.
 _MPICH_STARTERS = ("hydra_pmi_proxy", "hydra_bstrap_pr", "pmi_proxy", "mpiexec.gforker")
-
-
-@dataclass(frozen=True)
-class Ancestor:
-    """A process above this one: its pid, its start time in clock ticks since boot, its (cut) name."""
-
-    pid: int
-    start_ticks: int
-    name: str
 
 
 @dataclass(frozen=True)
@@ -122,21 +113,6 @@ def socket_name(key: str, secret: str) -> str:
     return f"multiverso-{digest[:32]}"
 
 
-def process_ancestors() -> Iterator[Ancestor]:
-    """Walks up from this process's parent, nearest first, as far as /proc shows it."""
-    pid = os.getppid()
-    while pid > 0:
-        try:
-            text = Path(f"/proc/{pid}/stat").read_text(errors="replace")
-        except OSError:
-            return
-        # The name stands in parentheses and may itself hold spaces and parentheses.
-        name = text[text.index("(") + 1 : text.rindex(")")]
-        fields = text[text.rindex(")") + 2 :].split()
-        yield Ancestor(pid, int(fields[19]), name)
-        pid = int(fields[1])
-
-
 def _inode(descriptor: int) -> int | None:
     try:
         return os.fstat(descriptor).st_ino
@@ -155,16 +131,8 @@ def _ours(environ: Mapping[str, str]) -> JobInfo:
         raise StartupError(f"MULTIVERSO_ON_LOST is {wish!r}; it must be 'stop' or 'continue'.")
     on_lost: OnLost = "continue" if wish == "continue" else "stop"
     launched = environ.get("MULTIVERSO_LAUNCHED") == "1"
-    return JobInfo(
-        worker_id,
-        workers_num,
-        worker_id,
-        workers_num,
-        "multiverso",
-        address=address,
-        on_lost=on_lost,
-        launched=launched,
-    )
+    place = (worker_id, workers_num) * 2
+    return JobInfo(*place, "multiverso", address=address, on_lost=on_lost, launched=launched)
 
 
 def _torchrun(environ: Mapping[str, str]) -> JobInfo:
@@ -174,14 +142,8 @@ def _torchrun(environ: Mapping[str, str]) -> JobInfo:
     attempt = os.path.dirname(os.path.dirname(error_file))
     parts = [environ.get(name, "") for name in ("TORCHELASTIC_RUN_ID", "MASTER_ADDR", "MASTER_PORT")]
     restarts = environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-    job = JobInfo(
-        _number(environ, "RANK"),
-        _number(environ, "WORLD_SIZE"),
-        _number(environ, "LOCAL_RANK"),
-        _number(environ, "LOCAL_WORLD_SIZE"),
-        "torchrun",
-        key=_key("torchrun", *parts, attempt, restarts),
-    )
+    numbers = _numbers(environ, "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
+    job = JobInfo(*numbers, "torchrun", key=_key("torchrun", *parts, attempt, restarts))
     hosts = _number(environ, "GROUP_WORLD_SIZE", 1)
     if hosts == 1:
         return job
@@ -204,16 +166,9 @@ def _openmpi(environ: Mapping[str, str]) -> JobInfo:
             "Open MPI started this worker, but neither PMIX_NAMESPACE nor OMPI_MCA_ess_base_jobid says which "
             "job it is; pass the environment on unchanged, or start with `multiverso run -n N`."
         )
-    workers_num, local_num = (_number(environ, f"OMPI_COMM_WORLD_{name}") for name in ("SIZE", "LOCAL_SIZE"))
-    return JobInfo(
-        _number(environ, "OMPI_COMM_WORLD_RANK"),
-        workers_num,
-        _number(environ, "OMPI_COMM_WORLD_LOCAL_RANK"),
-        local_num,
-        "openmpi",
-        key=_key("openmpi", namespace, environ.get("PMIX_SERVER_URI2", "")),
-        hosts=_one_or_several(workers_num, local_num),
-    )
+    numbers = _numbers(environ, *(f"OMPI_COMM_WORLD_{name}" for name in ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE")))
+    key = _key("openmpi", namespace, environ.get("PMIX_SERVER_URI2", ""))
+    return JobInfo(*numbers, "openmpi", key=key, hosts=_one_or_several(numbers[1], numbers[3]))
 
 
 def _under_mpich(environ: Mapping[str, str]) -> bool:
@@ -231,7 +186,7 @@ def _mpich(environ: Mapping[str, str]) -> JobInfo:
     local_id = _number(environ, "MPI_LOCALRANKID", worker_id)
     # MPICH gives its ranks no job id. All ranks of a host hang below one proxy; where a container hides it,
     # the proxy's control socket, inherited by every rank, has one inode.
-    for process in process_ancestors():
+    for process in ancestors(os.getppid()):
         if process.name in _MPICH_STARTERS:
             identity = f"proxy {process.pid} {process.start_ticks}"
             break
@@ -332,6 +287,11 @@ def _number(environ: Mapping[str, str], name: str, default: int | None = None) -
         return int(text)
     except ValueError:
         raise StartupError(f"{name} is {text!r}; it must be an integer.") from None
+
+
+def _numbers(environ: Mapping[str, str], *names: str) -> tuple[int, int, int, int]:
+    worker_id, workers_num, local_id, local_num = (_number(environ, name) for name in names)
+    return worker_id, workers_num, local_id, local_num
 
 
 def _check(job: JobInfo) -> None:

@@ -1,8 +1,10 @@
-"""What a host knows of its workers' processes: the program, processor time, memory, and what they say by `mv.log`."""
+"""What a host knows of processes: who has started them, and of its workers' what they are, use and say (`mv.log`)."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +17,29 @@ from multiverso.runtime.job.logged import read
 _TICK = 1 / os.sysconf("SC_CLK_TCK")
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 # fields of /proc/<pid>/stat behind the program's name
-_USER, _SYSTEM, _RESIDENT = 11, 12, 21
+_PARENT, _USER, _SYSTEM, _START, _RESIDENT = 1, 11, 12, 19, 21
+
+
+@dataclass(frozen=True)
+class Ancestor:
+    """A process above another one: its pid, its start time in clock ticks since boot, its (cut) name."""
+
+    pid: int
+    start_ticks: int
+    name: str
+
+
+def ancestors(pid: int) -> Iterator[Ancestor]:
+    """Walks up from a process, itself first, as far as /proc shows it."""
+    while pid > 0:
+        try:
+            # the name stands in parentheses and may itself hold spaces and parentheses
+            head, _, tail = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(") ")
+        except OSError:
+            return
+        fields = tail.split()
+        yield Ancestor(pid, int(fields[_START]), head.partition("(")[2])
+        pid = int(fields[_PARENT])
 
 
 def note_of(worker: WorkerState, logged: np.ndarray[Any, np.dtype[np.uint8]] | None) -> dict[str, Any]:

@@ -23,7 +23,6 @@ a job on one.
 from __future__ import annotations
 
 import functools
-import itertools
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -120,10 +119,11 @@ class Exchange:
 _NOTHING_TO_MOVE = Exchange()
 
 
+@dataclass(eq=False)
 class Creations:
     """Everything of a job that is being made on this host. Owner: the node's thread.
 
-    Args:
+    Attributes:
         catalogue: what has been made.
         control: the job's control segment.
         fixed: whether the number of workers is fixed, so that creation by order can be collective.
@@ -131,26 +131,19 @@ class Creations:
         exchange: the way to the other hosts.
     """
 
-    def __init__(
-        self,
-        catalogue: Catalogue,
-        control: Control,
-        fixed: bool,
-        local: Sequence[int],
-        exchange: Exchange = _NOTHING_TO_MOVE,
-    ) -> None:
-        self._catalogue = catalogue
-        self._control = control
-        self._fixed = fixed
-        self._local = local
-        self._exchange = exchange
-        self._creations: dict[Key, Creation] = {}
-        self._doomed: dict[int, Piece] = {}  # by the worker that still writes it
-        # what no worker here has any more, and requests for it that have come since
-        self._unused: dict[int, list[Asked]] = {}
-        self._parting: dict[int, Piece] = {}
-        # the last numbers that were given
-        self._tables, self._memories = 0, itertools.count(-1, -1)
+    catalogue: Catalogue
+    control: Control
+    fixed: bool
+    local: Sequence[int]
+    exchange: Exchange = _NOTHING_TO_MOVE
+    _creations: dict[Key, Creation] = field(default_factory=dict)
+    _doomed: dict[int, Piece] = field(default_factory=dict)  # by the worker that still writes it
+    # what no worker here has any more, and requests for it that have come since
+    _unused: dict[int, list[Asked]] = field(default_factory=dict)
+    _parting: dict[int, Piece] = field(default_factory=dict)
+    # the last numbers that were given: of tables, and of plain memory below 0
+    _tables: int = 0
+    _memories: int = 0
 
     def ask(self, asked: Asked) -> None:
         """A worker asks for a table or plain memory; it is answered when everybody whom that concerns has asked.
@@ -161,7 +154,7 @@ class Creations:
         key = self._key_of(asked)
         worker_id = asked.connection.attached_id
         creation = self._creations.get(key)
-        piece = None if creation is not None else self._catalogue.find(key)
+        piece = None if creation is not None else self.catalogue.find(key)
         if piece is not None and piece.number in self._unused:
             # the others may be about to free it: it is handed out when the coordinator says so
             self._forget_late(asked.connection)  # its first call was interrupted, and did not say so
@@ -177,7 +170,7 @@ class Creations:
             self._hand_over(asked, piece, late=True)
             asked.connection.reply(asked.request.id, {"turn": False})
             return
-        if creation is None and self._catalogue.is_over(key):
+        if creation is None and self.catalogue.is_over(key):
             raise TableMismatchError(
                 f"{words(key)} was closed by all workers that had it, before this one asked for it: let all of "
                 "them come, barrier(), before the first one closes it, or give it a name"
@@ -204,15 +197,15 @@ class Creations:
         order, worker_id = asked.request.order, asked.connection.attached_id
         if order is None:
             return "name", str(name)
-        made = None if name is None else self._catalogue.find(("name", name))
-        is_new = self._control.worker(worker_id).incarnation > 0
+        made = None if name is None else self.catalogue.find(("name", name))
+        is_new = self.control.worker(worker_id).incarnation > 0
         if made is not None and (is_new or worker_id in made.holders):
             return made.key
         if name is not None and is_new:
             begun = (
                 one.key for one in self._creations.values() if any(a.spec.name == name for a in one.waiting.values())
             )
-            return next(begun, ("order", max(order, self._catalogue.ordered + 1)))
+            return next(begun, ("order", max(order, self.catalogue.ordered + 1)))
         return "order", order
 
     def initialised(self, worker_id: int) -> None:
@@ -228,20 +221,20 @@ class Creations:
 
     def _is_ours(self, key: Key) -> bool:
         """Whether no other host has it, so that this one decides."""
-        return key[0] == "memory" or not self._exchange.several
+        return key[0] == "memory" or not self.exchange.several
 
     def _move(self, step: str, piece: Piece, then: Callable[[], None]) -> None:
-        (_NOTHING_TO_MOVE if self._is_ours(piece.key) else self._exchange).move(step, piece, then)
+        (_NOTHING_TO_MOVE if self._is_ours(piece.key) else self.exchange).move(step, piece, then)
 
     def _report(self, report: messages.Create | Withdraw | Done | Unused | Used | Parted) -> None:
         """Says what has been done; what comes next follows, at once where this host decides."""
         key = report.key
         if not self._is_ours(key):
-            self._exchange.report(report)
+            self.exchange.report(report)
             return
         match report:
             case messages.Create():
-                number = next(self._memories) if key[0] == "memory" else self._tables + 1
+                number = self._memories - 1 if key[0] == "memory" else self._tables + 1
                 writers = writers_of(key, report.spec, report.workers, report.masters)
                 self.obey(Make(key, number, report.spec, report.mode, writers))
             case Done(error=None):
@@ -295,7 +288,7 @@ class Creations:
         first = creation.waiting[waiting[0]]
         spec = first.spec
         is_mean = isinstance(spec, TableSpec) and spec.initial == "mean" and spec.dtype.startswith("int")
-        if is_mean and self._exchange.several:
+        if is_mean and self.exchange.several:
             refusal = (
                 f"{words(creation.key)}: initial='mean' of whole numbers works on one host only yet, as each host "
                 "would round its own part: use 'sum' or 'master', or a float table"
@@ -310,7 +303,7 @@ class Creations:
         creation.writers = list(order.writers)
         kind = MemorySpec if creation.key[0] == "memory" else TableSpec
         try:
-            creation.piece = piece = self._catalogue.make(
+            creation.piece = piece = self.catalogue.make(
                 creation.key, kind.from_message(order.spec), order.mode, order.number
             )
         except (MultiversoError, OSError) as error:
@@ -318,10 +311,10 @@ class Creations:
             why = error if isinstance(error, MultiversoError) else OutOfMemoryError(f"no memory: {error}")
             self._report_made(creation, why)
             return
-        self._tables = max(self._tables, piece.number)
+        self._tables, self._memories = max(self._tables, piece.number), min(self._memories, piece.number)
         if piece.shard is not None and piece.shard.consistency.reads_wait:
             for worker in order.workers:  # no round or clock may advance without one that another host reports later
-                if worker not in self._local:
+                if worker not in self.local:
                     piece.shard.enrol(worker)
         for worker_id, asked in list(creation.waiting.items()):
             try:
@@ -339,9 +332,9 @@ class Creations:
         first = creation.turns is None
         if creation.turns is None:
             here = [i for i in creation.writers if i in creation.waiting]
-            if not here and all(i in self._local for i in creation.writers):
+            if not here and all(i in self.local for i in creation.writers):
                 here = sorted(creation.waiting)[:1]  # those were interrupted, or are gone: the next one's value counts
-                if not here and any(map(self._control.is_live, self._local)):
+                if not here and any(map(self.control.is_live, self.local)):
                     return  # other hosts' workers wait for it, too
             creation.turns = deque(here)
         if not creation.turns:
@@ -352,14 +345,14 @@ class Creations:
         clear, last = first and creation.written, not creation.turns
         creation.written = True
         asked = creation.waiting[creation.turn_of]
-        count = sum(i in creation.waiting or i not in self._local for i in creation.writers)
+        count = sum(i in creation.waiting or i not in self.local for i in creation.writers)
         asked.connection.reply(asked.request.id, {"turn": True, "clear": clear, "of": max(1, count), "last": last})
 
     def _report_made(self, creation: Creation, error: MultiversoError | None = None) -> None:
         """It is made and written, or cannot be."""
         creation.step, failed = "join", None
         if error is not None:
-            where = "" if self._is_ours(creation.key) else f"{self._exchange.name}: "
+            where = "" if self._is_ours(creation.key) else f"{self.exchange.name}: "
             failed = type(error).__name__, f"{where}{error}"
         self._report(Done(creation.key, "make", failed))
 
@@ -377,11 +370,11 @@ class Creations:
 
     def _is_complete(self, creation: Creation) -> bool:
         """By order: whether every live worker has asked for the same; refuses when that cannot come to be."""
-        lost = self._control.lost()
-        if lost and self._fixed and not self._control.continues:
+        lost = self.control.lost()
+        if lost and self.fixed and not self.control.continues:
             self._refuse(creation, lost_error(lost, f"before {words(creation.key)} was created"))
             return False
-        concerned = [i for i in self._control.live() if i in self._local]
+        concerned = [i for i in self.control.live() if i in self.local]
         if any(i not in creation.waiting for i in concerned):
             return False
         if len({asked.spec for asked in creation.waiting.values()}) > 1:
@@ -398,7 +391,7 @@ class Creations:
         it has mapped the memory, which can take long: the others need not wait for that.
         """
         worker_id = asked.connection.attached_id
-        enrol = self._catalogue.hold(piece, worker_id)
+        enrol = self.catalogue.hold(piece, worker_id)
         shard = piece.shard
         if enrol:
             asked.connection.enrolled_in = piece.number
@@ -413,10 +406,10 @@ class Creations:
 
     def close(self, number: int, worker_id: int) -> None:
         """A worker has unmapped a piece for good. It may say so twice, when it was interrupted the first time."""
-        piece = self._catalogue.piece(number)
+        piece = self.catalogue.piece(number)
         if piece is not None and worker_id in piece.holders:
             piece.closing = True
-            self._catalogue.withdraw(piece, worker_id)
+            self.catalogue.withdraw(piece, worker_id)
             self.note_unused(piece)
 
     def note_unused(self, piece: Piece) -> None:
@@ -430,16 +423,16 @@ class Creations:
         if isinstance(order, Free):
             parted = self._parting.pop(number, None)  # none where this host came after all had parted with it
             if parted is not None:
-                self._move("free", parted, functools.partial(self._catalogue.release, parted))
+                self._move("free", parted, functools.partial(self.catalogue.release, parted))
             return
-        kept = self._catalogue.piece(number)
+        kept = self.catalogue.piece(number)
         is_used, shard = isinstance(order, Used), kept.shard if kept is not None else None
-        if is_used and self._exchange.several and shard is not None and shard.consistency.in_rounds:
-            self._exchange.refill(number, lambda here: self._enter_rounds(number, here))
+        if is_used and self.exchange.several and shard is not None and shard.consistency.in_rounds:
+            self.exchange.refill(number, lambda here: self._enter_rounds(number, here))
             return
         late = self._unused.pop(number, [])
         if not is_used and kept is not None:
-            self._catalogue.remove(kept)
+            self.catalogue.remove(kept)
             self._parting[number] = kept
             self._move("part", kept, lambda: self._report(Parted(key, number)))
         for asked in late:
@@ -454,7 +447,7 @@ class Creations:
 
     def _enter_rounds(self, number: int, here: bool) -> None:
         """A synchronous table that no worker of this host had: its rounds wait, and those who ask for it join them."""
-        late, kept = self._unused.pop(number, []), self._catalogue.piece(number)
+        late, kept = self._unused.pop(number, []), self.catalogue.piece(number)
         for asked in late:
             connection, request = asked.connection, asked.request
             if connection.worker_id is None or kept is None:
@@ -494,9 +487,9 @@ class Creations:
                 error = OutOfMemoryError(f"worker {worker_id} has no room for {words(creation.key)}: {why}")
                 self._refuse(creation, error)
             return
-        piece = self._catalogue.piece(connection.enrolled_in)
+        piece = self.catalogue.piece(connection.enrolled_in)
         if piece is not None:
-            self._catalogue.withdraw(piece, worker_id)
+            self.catalogue.withdraw(piece, worker_id)
 
     def _void(self, creation: Creation, worker_id: int) -> None:
         """Continues as if a worker had not asked."""
@@ -505,7 +498,7 @@ class Creations:
             creation.step = None
             self._report(Withdraw(creation.key))
         if creation.piece is not None:
-            self._catalogue.withdraw(creation.piece, worker_id)
+            self.catalogue.withdraw(creation.piece, worker_id)
             if creation.by_order or worker_id in creation.writers or creation.turn_of == worker_id:
                 creation.turns = None
             if not creation.by_order and worker_id in creation.writers:
@@ -516,10 +509,10 @@ class Creations:
 
     def dropped(self, worker_id: int) -> None:
         """A worker has left or is lost: creations that waited for it continue or fail, what others closed is freed."""
-        lost = self._control.lost()
+        lost = self.control.lost()
         self._writes_no_more(worker_id)
         for creation in list(self._creations.values()):
-            if lost and not self._control.continues:
+            if lost and not self.control.continues:
                 creation.waiting.pop(worker_id, None)
                 if creation.turn_of == worker_id:
                     creation.turn_of = None
@@ -528,7 +521,7 @@ class Creations:
                 self._void(creation, worker_id)
             else:
                 self._proceed(creation)  # it may be the one that the others waited for
-        for piece in self._catalogue.dropped(worker_id):
+        for piece in self.catalogue.dropped(worker_id):
             self.note_unused(piece)
 
     def _refuse(self, creation: Creation, error: MultiversoError) -> None:
@@ -544,19 +537,19 @@ class Creations:
         if piece is not None:
             writes = creation.turn_of
             self._tables -= piece.number == self._tables
-            self._catalogue.unlist(piece)
+            self.catalogue.unlist(piece)
             self._move("free", piece, lambda: self._free(piece, writes))
 
     def _free(self, piece: Piece, writes: int | None) -> None:
-        if writes is not None and self._control.liveness(writes) == at.ALIVE:
+        if writes is not None and self.control.liveness(writes) == at.ALIVE:
             self._doomed[writes] = piece
         else:
-            self._catalogue.release(piece)
+            self.catalogue.release(piece)
 
     def _writes_no_more(self, worker_id: int) -> None:
         piece = self._doomed.pop(worker_id, None)
         if piece is not None:
-            self._catalogue.release(piece)
+            self.catalogue.release(piece)
 
 
 def lost_error(lost: list[int], when: str) -> WorkerLostError:

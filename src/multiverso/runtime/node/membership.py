@@ -14,13 +14,14 @@ from multiverso.memory.segment import Segment
 from multiverso.node_log import log
 from multiverso.runtime.job.control import Control
 from multiverso.runtime.job.options import begun_twice, differ, too_late
+from multiverso.runtime.job.processes import ancestors
 from multiverso.runtime.job.wait_graph import names
 from multiverso.runtime.node.catalogue import Catalogue
 from multiverso.runtime.node.connection import Connection
 from multiverso.runtime.node.creation import lost_error
 from multiverso.runtime.node.deaths import Deaths
 from multiverso.runtime.node.hosts import Hosts
-from multiverso.runtime.node.numbers import Numbers, is_child
+from multiverso.runtime.node.numbers import Numbers
 from multiverso.wire import messages
 from multiverso.wire.messages import Message
 from multiverso.wire.requests import Attach, Ready, Withdraw
@@ -379,11 +380,11 @@ class Membership:
 
     def _taken(self, wish: int | None, pid: int) -> str:
         """Returns why there is no place for a process, in words."""
+        above = [process.pid for process in ancestors(pid)][1:]
         for worker_id, worker in self.attached.items():
-            parent = worker.pid
-            if is_child(pid, parent):
+            if worker.pid in above:
                 return (
-                    f"process {pid} is a child of worker {worker_id} (process {parent}), whose place in the job it "
+                    f"process {pid} is a child of worker {worker_id} (process {worker.pid}), whose place in the job it "
                     "has no part in: use multiverso in the worker alone and give the child what it needs; for a job of "
                     "its own start it without MULTIVERSO_NODE and MULTIVERSO_WORKER_ID in its environment"
                 )

@@ -122,15 +122,3 @@ def _is_no_more(process: Path) -> bool:
         return (process.parent / "self").exists()
     except OSError:
         return False
-
-
-def is_child(pid: int, other: int) -> bool:
-    """Whether a process was started by another one, or by one that this has started; as far as /proc says."""
-    while pid > 1:
-        try:
-            pid = int(Path("/proc", str(pid), "stat").read_text().rpartition(") ")[2].split()[1])
-        except (OSError, ValueError, IndexError):
-            return False
-        if pid == other:
-            return True
-    return False
