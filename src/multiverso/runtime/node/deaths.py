@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from multiverso.layout import words as at
 from multiverso.memory import mutex
 from multiverso.runtime.job.control import Control
+from multiverso.runtime.node.numbers import has_ended
 
 _LOOK_SECONDS = 1.0
 
@@ -43,26 +44,18 @@ class Deaths:
 
     def __init__(self, post: Callable[[Ended], None], closing: Callable[[], bool]) -> None:
         self._post, self._closing = post, closing
-        self._poll: select.epoll | None = None
         self._processes: dict[int, tuple[int, int]] = {}  # by descriptor: a worker's number and its process
         self._watchers: list[threading.Thread] = []
         self._withdrawn: set[int] = set()  # lives
 
-    def open(self) -> None:
-        """Makes what is polled."""
-        self._poll = select.epoll()
-
-    def fileno(self) -> int:
-        """The descriptor that is readable when a watched process has ended."""
-        assert self._poll is not None
-        return self._poll.fileno()
+    def open(self, poll: select.epoll) -> None:
+        """Sets what polls the processes' descriptors: the node's."""
+        self._poll = poll
 
     def close(self) -> None:
         """Watches processes no longer. In a forked child too, where a copy of a descriptor would stay open."""
-        for descriptor in list(self._processes):
-            self._forget(descriptor)
-        if self._poll is not None:
-            self._poll.close()
+        while self._processes:
+            os.close(self._processes.popitem()[0])  # not unregistered: what a child has is its parent's epoll
 
     def join(self) -> None:
         """Waits until its threads have ended, once the node is about to."""
@@ -119,7 +112,6 @@ class Deaths:
         """
         if (worker_id, pid) in self._processes.values():
             return True
-        assert self._poll is not None
         try:
             descriptor = os.pidfd_open(pid)
         except OSError:  # it has ended, or there is none left, or this kernel has no such thing
@@ -128,21 +120,19 @@ class Deaths:
         self._poll.register(descriptor, select.EPOLLIN)
         return True
 
-    def ended_processes(self) -> list[tuple[int, int]]:
-        """Returns workers and their processes that have ended, and watches them no longer."""
-        assert self._poll is not None
-        # one that is closed here is polled on as long as a child that is about to begin another program has a copy
-        ended = [descriptor for descriptor, _ in self._poll.poll(0) if descriptor in self._processes]
-        found = [self._processes[descriptor] for descriptor in ended]
-        for descriptor in ended:
-            self._forget(descriptor)
-        return found
+    def ended_process(self, descriptor: int) -> tuple[int, int] | None:
+        """Returns a worker and its process that has ended, if that is what a descriptor says; watches it no longer."""
+        _, pid = self._processes.get(descriptor, (0, 0))
+        # asked, as it may say so of another thing, closed since, that had the same number
+        return self._forget(descriptor) if pid and has_ended(pid) else None
 
     def forget_process(self, worker_id: int) -> None:
         """Watches a worker's process no longer: its life lock reports its end sooner, or it has no place any more."""
         for descriptor in [d for d, (other, _) in self._processes.items() if other == worker_id]:
             self._forget(descriptor)
 
-    def _forget(self, descriptor: int) -> None:
-        del self._processes[descriptor]
-        os.close(descriptor)  # and epoll forgets it
+    def _forget(self, descriptor: int) -> tuple[int, int]:
+        # or it would be polled on as long as a child that is about to begin another program has a copy
+        self._poll.unregister(descriptor)
+        os.close(descriptor)
+        return self._processes.pop(descriptor)

@@ -90,8 +90,8 @@ class Node(InProcess):
     """
 
     _over = True  # nothing has begun
+    _poll: select.epoll  # of the serving thread
     _members: Membership  # once there is memory
-    _poll: select.epoll  # the serving thread's, from its beginning
 
     def __init__(
         self,
@@ -123,7 +123,8 @@ class Node(InProcess):
             self._entrance.open(name)
             self.address = self._entrance.address
             self._mailbox.open()
-            self._deaths.open()
+            self._poll = select.epoll()
+            self._deaths.open(self._poll)
             self.hosts.meet(self._mailbox.post, self.address)
             self._members = Membership(workers, on_lost, self._deaths, self.hosts, replaces)
             self._requests = Requests(self._entrance, self._members, time.monotonic(), self.hosts)
@@ -224,8 +225,7 @@ class Node(InProcess):
 
     def _serve(self) -> None:
         try:
-            with select.epoll() as poll:
-                self._loop(poll)
+            self._loop()
         except Exception as error:
             self._failed = error
             traceback.print_exc(file=sys.stderr)
@@ -234,11 +234,11 @@ class Node(InProcess):
             self._end()
             self._started.set()
 
-    def _loop(self, poll: select.epoll) -> None:
+    def _loop(self) -> None:
         self._members.memory.hold()
-        self._poll = poll
-        entrance, mailbox, deaths = (self._entrance.listener.fileno(), self._mailbox.fileno(), self._deaths.fileno())
-        for descriptor in (entrance, mailbox, deaths):
+        poll = self._poll
+        entrance, mailbox = self._entrance.listener.fileno(), self._mailbox.fileno()
+        for descriptor in (entrance, mailbox):
             poll.register(descriptor, select.EPOLLIN)
         self._started.set()
         while not self._closing.is_set():
@@ -248,12 +248,11 @@ class Node(InProcess):
                         self._connections[connection.socket.fileno()] = connection
                 elif descriptor == mailbox:
                     self._take_posted()
-                elif descriptor == deaths:
-                    for worker_id, pid in self._deaths.ended_processes():
-                        self._members.process_ended(worker_id, pid)
-                        self._notice_end()
                 elif descriptor in self._connections:  # one batch may hold two events of a closed one
                     self._read(self._connections[descriptor])
+                elif ended := self._deaths.ended_process(descriptor):
+                    self._members.process_ended(*ended)
+                    self._notice_end()
 
     def _end(self) -> None:
         self._closing.set()
@@ -261,6 +260,8 @@ class Node(InProcess):
         for connection in self._connections.values():
             connection.socket.close()
         self._deaths.close()
+        if hasattr(self, "_poll"):
+            self._poll.close()
         if hasattr(self, "_members"):
             self._members.end()
         # those that wait for the workers to go must not wait forever after a failure of this thread
