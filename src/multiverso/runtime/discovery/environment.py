@@ -142,8 +142,8 @@ def _torchrun(environ: Mapping[str, str]) -> JobInfo:
     attempt = os.path.dirname(os.path.dirname(error_file))
     parts = [environ.get(name, "") for name in ("TORCHELASTIC_RUN_ID", "MASTER_ADDR", "MASTER_PORT")]
     restarts = environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-    numbers = _numbers(environ, "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
-    job = JobInfo(*numbers, "torchrun", key=_key("torchrun", *parts, attempt, restarts))
+    place = _place(environ, "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
+    job = JobInfo(*place, "torchrun", key=_key("torchrun", *parts, attempt, restarts))
     hosts = _number(environ, "GROUP_WORLD_SIZE", 1)
     if hosts == 1:
         return job
@@ -166,9 +166,9 @@ def _openmpi(environ: Mapping[str, str]) -> JobInfo:
             "Open MPI started this worker, but neither PMIX_NAMESPACE nor OMPI_MCA_ess_base_jobid says which "
             "job it is; pass the environment on unchanged, or start with `multiverso run -n N`."
         )
-    numbers = _numbers(environ, *(f"OMPI_COMM_WORLD_{name}" for name in ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE")))
+    place = _place(environ, *(f"OMPI_COMM_WORLD_{name}" for name in ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE")))
     key = _key("openmpi", namespace, environ.get("PMIX_SERVER_URI2", ""))
-    return JobInfo(*numbers, "openmpi", key=key, hosts=_one_or_several(numbers[1], numbers[3]))
+    return JobInfo(*place, "openmpi", key=key, hosts=_one_or_several(place[1], place[3]))
 
 
 def _under_mpich(environ: Mapping[str, str]) -> bool:
@@ -183,7 +183,7 @@ def _mpich(environ: Mapping[str, str]) -> JobInfo:
     workers_num = _number(environ, "PMI_SIZE")
     # only Hydra starts ranks on several hosts, and it says how many are on this one
     local_num = _number(environ, "MPI_LOCALNRANKS", workers_num)
-    local_id = _number(environ, "MPI_LOCALRANKID", worker_id)
+    place = worker_id, workers_num, _number(environ, "MPI_LOCALRANKID", worker_id), local_num
     # MPICH gives its ranks no job id. All ranks of a host hang below one proxy; where a container hides it,
     # the proxy's control socket, inherited by every rank, has one inode.
     for process in ancestors(os.getppid()):
@@ -200,15 +200,7 @@ def _mpich(environ: Mapping[str, str]) -> JobInfo:
                 "another. Unset both if they are left over; otherwise start with `multiverso run -n N`."
             )
         identity = f"socket {number}"
-    return JobInfo(
-        worker_id,
-        workers_num,
-        local_id,
-        local_num,
-        "mpich",
-        key=_key("mpich", identity),
-        hosts=_one_or_several(workers_num, local_num),
-    )
+    return JobInfo(*place, "mpich", key=_key("mpich", identity), hosts=_one_or_several(workers_num, local_num))
 
 
 def _in_slurm_step(environ: Mapping[str, str]) -> bool:
@@ -228,15 +220,8 @@ def _slurm(environ: Mapping[str, str]) -> JobInfo:
         raise StartupError("SLURM_STEP_ID is set but SLURM_JOB_ID is not; leave Slurm's environment as it is.")
     restarts = environ.get("SLURM_RESTART_COUNT", "0")
     attempt = _key("slurm", job_id, environ["SLURM_STEP_ID"], restarts)
-    job = JobInfo(
-        worker_id,
-        workers_num,
-        _number(environ, "SLURM_LOCALID", worker_id),
-        workers_num,
-        "slurm",
-        key=attempt,
-        attempt=attempt,
-    )
+    place = worker_id, workers_num, _number(environ, "SLURM_LOCALID", worker_id), workers_num
+    job = JobInfo(*place, "slurm", key=attempt, attempt=attempt)
     return job if hosts == 1 else _slurm_hosts(environ, job, hosts)
 
 
@@ -289,7 +274,8 @@ def _number(environ: Mapping[str, str], name: str, default: int | None = None) -
         raise StartupError(f"{name} is {text!r}; it must be an integer.") from None
 
 
-def _numbers(environ: Mapping[str, str], *names: str) -> tuple[int, int, int, int]:
+def _place(environ: Mapping[str, str], *names: str) -> tuple[int, int, int, int]:
+    """Returns a worker's number, how many there are, and both on its host."""
     worker_id, workers_num, local_id, local_num = (_number(environ, name) for name in names)
     return worker_id, workers_num, local_id, local_num
 
