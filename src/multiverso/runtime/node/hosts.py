@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from multiverso.errors import StartupError
+from multiverso.hosts.control.messages import Note
 from multiverso.runtime.job.control import Control
 from multiverso.runtime.node.catalogue import Catalogue
 from multiverso.runtime.node.connection import Connection
@@ -121,15 +122,8 @@ class Hosts:
             end: ends the node.
         """
 
-    def remote_statistics(self) -> dict[int | str, dict[int, dict[str, float]]]:
-        """Returns what workers of other hosts have done with each table, by their number.
-
-        By a table's number, or by what the job calls it where each host has its own part of it.
-        """
-        return {}
-
-    def remote_notes(self) -> dict[int, dict[str, Any]]:
-        """Returns what other hosts know of their workers' processes (`job.processes.note_of`), by their number."""
+    def notes(self) -> dict[int, Note]:
+        """Returns what other hosts know of their workers, by the workers' numbers."""
         return {}
 
     def remote_publications(self) -> list[dict[str, Any]]:

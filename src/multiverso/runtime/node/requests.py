@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from multiverso.errors import MultiversoError, StartupError
+from multiverso.hosts.control.messages import Note
 from multiverso.layout import words as at
 from multiverso.runtime.job.logged import MEMORY
 from multiverso.runtime.job.processes import note_of
@@ -22,7 +23,8 @@ from multiverso.wire import requests as asked
 from multiverso.wire.messages import Message
 
 _LIVENESS = {at.ALIVE: "alive", at.LOST: "lost"}
-_UNKNOWN = {"program": "", "cpu_seconds": 0.0, "resident_bytes": 0, "logged": None}
+_UNKNOWN = Note("", 0.0, 0, None, {})
+_KNOWN = ("program", "cpu_seconds", "resident_bytes", "logged")  # as `note_of` has it
 
 
 @dataclass(frozen=True)
@@ -44,14 +46,15 @@ class Requests:
     def status(self) -> dict[str, Any]:
         """Returns what ``multiverso top`` shows: workers and their waits, tables with statistics, ways to hosts."""
         control, catalogue = self.members.control, self.members.catalogue
-        remote, notes = self.hosts.remote_statistics(), self.hosts.remote_notes()
+        notes = self.hosts.notes()
         graph = catalogue.wait_graph()
         now = time.monotonic_ns()
         logged = catalogue.memory(MEMORY)
         workers = []
         for worker in graph.workers.values():
-            wait, is_here = worker.wait, worker.host == control.here
-            note = note_of(worker, logged) if is_here else notes.get(worker.worker_id, _UNKNOWN)
+            wait, there = worker.wait, notes.get(worker.worker_id, _UNKNOWN)
+            is_here = worker.host == control.here
+            note = note_of(worker, logged) if is_here else {what: getattr(there, what) for what in _KNOWN}
             workers.append(
                 {
                     "id": worker.worker_id,
@@ -77,16 +80,16 @@ class Requests:
                 "updater": shard.spec.updater,
                 "rounds": shard.committed,
                 "workers": {i: shard.statistics(i) for i in sorted(graph.workers) if i < shard.workers}
-                | dict(remote.get(table_id, {})),
+                | {i: note.tables[table_id] for i, note in notes.items() if table_id in note.tables},
             }
             for table_id, shard in catalogue.shards.items()
             if shard.spec.part_of is None
         ]
         for called, table in catalogue.keyed_tables(sorted(graph.workers)).items():
-            there = {worker: dict(counts) for worker, counts in remote.get(called, {}).items()}
+            remote = {worker: dict(note.keyed[called]) for worker, note in notes.items() if called in note.keyed}
             rows, columns = table["shape"]
-            shape = [rows + sum(int(counts.pop("rows", 0)) for counts in there.values()), columns]
-            tables.append(table | {"shape": shape, "workers": table["workers"] | there})
+            shape = [rows + sum(int(counts.pop("rows", 0)) for counts in remote.values()), columns]
+            tables.append(table | {"shape": shape, "workers": table["workers"] | remote})
         return {
             "address": self.entrance.address,
             "host": control.here or None,

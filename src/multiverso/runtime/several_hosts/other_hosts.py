@@ -364,7 +364,6 @@ class OtherHosts(Hosts):
         self.barriers.begin_at(order.released)
         self._published = {published.name: published.address for published in order.published}
         self._connect(order.addresses)
-
         catalogue = here.catalogue
         remote = [worker for worker in self.control.live() if worker not in self.roster.local]
         for table in sorted(order.tables, key=lambda table: table.number):
@@ -382,20 +381,9 @@ class OtherHosts(Hosts):
 
         here.do(lambda: None, enter)  # once all that was asked for before is done
 
-    def remote_statistics(self) -> dict[int | str, dict[int, dict[str, float]]]:
-        """See `Hosts.remote_statistics`."""
-        found: dict[int | str, dict[int, dict[str, float]]] = {}
-        for worker_id, note in list(self._notes.items()):
-            both: list[tuple[int | str, dict[str, float]]] = [*note.tables.items(), *note.keyed.items()]
-            for table, counts in both:
-                found.setdefault(table, {})[worker_id] = counts
-        return found
-
-    def remote_notes(self) -> dict[int, dict[str, Any]]:
-        """See `Hosts.remote_notes`."""
-        notes = {worker_id: msgspec.to_builtins(note) for worker_id, note in list(self._notes.items())}
-        more = ("tables", "keyed", "host")
-        return {worker_id: {what: note[what] for what in note if what not in more} for worker_id, note in notes.items()}
+    def notes(self) -> dict[int, Note]:
+        """See `Hosts.notes`."""
+        return dict(self._notes)
 
     def remote_publications(self) -> list[dict[str, Any]]:
         """See `Hosts.remote_publications`."""
