@@ -100,7 +100,7 @@ class Attach(_Request):
 
     The answer is ``{"later": true}`` while the place's dead owner is not quite gone; otherwise ``worker_id``,
     ``workers_num``, ``incarnation`` (how many processes had the place before), ``control`` (bytes of the control
-    segment, which begins the job's memory), on several hosts ``job``, ``places`` and ``here``; beside it comes the
+    segment, which begins the job's memory), ``job``, ``places`` and ``here`` (nothing on one host); beside it comes the
     descriptor of the job's memory.
     """
 

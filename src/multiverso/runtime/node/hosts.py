@@ -98,13 +98,6 @@ class Hosts:
         """This host's first worker has come; returns whether its options are known to be everybody's."""
         return True
 
-    def facts_for_worker(self) -> Message:
-        """Returns what a worker needs to know about the hosts."""
-        return {}
-
-    def replaced(self, worker_id: int) -> None:
-        """A new process has taken the place of a worker of this host."""
-
     def look(self) -> None:
         """A worker of this host has come, left or died."""
 

@@ -252,7 +252,6 @@ class Membership:
         if self.workers_num is not None and self.control.liveness(worker_id) == at.LOST:  # its place is taken again
             self._incarnations[worker_id] = self._incarnations.get(worker_id, 0) + 1
             self._ended.discard(worker_id)
-            self._hosts.replaced(worker_id)
         if worker_id in self.attached:
             self.control.admit_again(worker_id, connection.pid)
         else:
@@ -268,7 +267,9 @@ class Membership:
             "workers_num": self.workers_num,
             "control": self.memory.control_bytes,
             "incarnation": self._incarnations.get(worker_id, 0) + self._hosts.times_replaced,
-            **self._hosts.facts_for_worker(),
+            "job": self._hosts.job,
+            "places": self.control.places,
+            "here": self.control.here,
         }
         connection.reply(request.id, body, (self.memory.heap.descriptor,))
 

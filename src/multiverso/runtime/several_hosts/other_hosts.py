@@ -210,10 +210,6 @@ class OtherHosts(Hosts):
         self.reporter.report(Options(options))
         return False
 
-    def facts_for_worker(self) -> Message:
-        """See `Hosts.facts_for_worker`."""
-        return {"places": self.control.places, "here": self.control.here, "job": self.roster.job}
-
     def answer(self, connection: Connection, request: asked.Request) -> None:
         """See `Hosts.answer`."""
         worker_id = connection.attached_id  # others are refused
@@ -249,10 +245,6 @@ class OtherHosts(Hosts):
         if publication in self._published:
             self._publishers.watch()
         return {"address": self._published.get(publication), **self._how_to_follow}
-
-    def replaced(self, worker_id: int) -> None:
-        """See `Hosts.replaced`."""
-        self.barriers.replaced(worker_id)
 
     def look(self) -> None:
         """A worker of this host has come, left or died."""
