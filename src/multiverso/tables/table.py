@@ -49,7 +49,7 @@ class Table(InProcess, Generic[Spec]):
         self._dtype = np.dtype(spec.dtype)
         self._clip, self._takes_mean = updater.clip, updater.mean
         self._schedule = updater.schedule
-        self._before_me = session.control.before_here(session.worker_id) if updater.schedule else []
+        self._before_me = [i for i in session.control.local if i < session.worker_id] if updater.schedule else []
         self._transforms = not (self._clip is None and self._schedule is None)
         self._updater_name, self._rate_index = updater.name, updater.rate_index
 

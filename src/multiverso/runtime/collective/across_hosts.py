@@ -49,8 +49,7 @@ class AcrossHosts:
     def __init__(self, session: Session) -> None:
         self._session = session
         control = session.control
-        local = [worker for worker, place in enumerate(control.places) if place == control.here]
-        self._workers, self._slot = len(local), local.index(session.worker_id)
+        self._workers, self._slot = len(control.local), control.local.index(session.worker_id)
         self._memories: dict[bool, SharedMemory] = {}
         self._line = self._memory(small=True).address
         self._before = 0  # pieces of calls that have returned

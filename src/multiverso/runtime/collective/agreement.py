@@ -117,10 +117,7 @@ class Together:
     @property
     def leads_host(self) -> bool:
         """Whether this worker is the lowest of its host that takes part: it does what is done once on each host."""
-        control = self._session.control
-        places = control.places
-        here = [worker for worker in self._members if not places or places[worker] == control.here]
-        return self._session.worker_id == min(here)
+        return self._session.worker_id == min(self._members.intersection(self._session.control.local))
 
     @property
     def _place(self) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from dataclasses import dataclass, field
 
@@ -124,9 +125,10 @@ class Control:
         """Sets whether waits continue without lost workers (the node, before the first worker may begin)."""
         store32(self.address + at.CONTINUE_WITHOUT_LOST, int(do))
 
-    def before_here(self, worker_id: int) -> list[int]:
-        """The workers of this host with lower numbers."""
-        return [i for i in range(worker_id) if not self.places or self.places[i] == self.here]
+    @functools.cached_property
+    def local(self) -> tuple[int, ...]:
+        """The workers of this host."""
+        return tuple(i for i in range(self.capacity) if not self.places or self.places[i] == self.here)
 
     @property
     def continues(self) -> bool:

@@ -24,7 +24,7 @@ from __future__ import annotations
 
 import functools
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from multiverso import errors
@@ -127,14 +127,12 @@ class Creations:
         catalogue: what has been made.
         control: the job's control segment.
         fixed: whether the number of workers is fixed, so that creation by order can be collective.
-        local: the workers of this host.
         exchange: the way to the other hosts.
     """
 
     catalogue: Catalogue
     control: Control
     fixed: bool
-    local: Sequence[int]
     exchange: Exchange = _NOTHING_TO_MOVE
     _creations: dict[Key, Creation] = field(default_factory=dict)
     _doomed: dict[int, Piece] = field(default_factory=dict)  # by the worker that still writes it
@@ -314,7 +312,7 @@ class Creations:
         self._tables, self._memories = max(self._tables, piece.number), min(self._memories, piece.number)
         if piece.shard is not None and piece.shard.consistency.reads_wait:
             for worker in order.workers:  # no round or clock may advance without one that another host reports later
-                if worker not in self.local:
+                if worker not in self.control.local:
                     piece.shard.enrol(worker)
         for worker_id, asked in list(creation.waiting.items()):
             try:
@@ -332,9 +330,9 @@ class Creations:
         first = creation.turns is None
         if creation.turns is None:
             here = [i for i in creation.writers if i in creation.waiting]
-            if not here and all(i in self.local for i in creation.writers):
+            if not here and all(i in self.control.local for i in creation.writers):
                 here = sorted(creation.waiting)[:1]  # those were interrupted, or are gone: the next one's value counts
-                if not here and any(map(self.control.is_live, self.local)):
+                if not here and any(map(self.control.is_live, self.control.local)):
                     return  # other hosts' workers wait for it, too
             creation.turns = deque(here)
         if not creation.turns:
@@ -345,7 +343,7 @@ class Creations:
         clear, last = first and creation.written, not creation.turns
         creation.written = True
         asked = creation.waiting[creation.turn_of]
-        count = sum(i in creation.waiting or i not in self.local for i in creation.writers)
+        count = sum(i in creation.waiting or i not in self.control.local for i in creation.writers)
         asked.connection.reply(asked.request.id, {"turn": True, "clear": clear, "of": max(1, count), "last": last})
 
     def _report_made(self, creation: Creation, error: MultiversoError | None = None) -> None:
@@ -374,7 +372,7 @@ class Creations:
         if lost and self.fixed and not self.control.continues:
             self._refuse(creation, lost_error(lost, f"before {words(creation.key)} was created"))
             return False
-        concerned = [i for i in self.control.live() if i in self.local]
+        concerned = [i for i in self.control.live() if i in self.control.local]
         if any(i not in creation.waiting for i in concerned):
             return False
         if len({asked.spec for asked in creation.waiting.values()}) > 1:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 from multiverso.errors import StartupError
@@ -25,6 +25,7 @@ class Hosts:
         job: what the hosts call their job; empty where there is one host.
         is_entering: whether this host takes a lost one's place, and has not got what there is yet.
         times_replaced: how often this host was lost after it had begun.
+        places: the host of each worker, and this one's name; nothing where there is one.
     """
 
     several = False
@@ -32,6 +33,7 @@ class Hosts:
     job = ""
     is_entering = False
     times_replaced = 0
+    places: tuple[tuple[str, ...], str] = (), ""
 
     def meet(self, post: Callable[[Any], None], address: str) -> None:
         """Begins to talk with the other hosts.
@@ -47,14 +49,6 @@ class Hosts:
     def close(self) -> None:
         """Ends that. The other hosts take it for a loss unless the job is over."""
 
-    def places(self) -> tuple[tuple[str, ...], str]:
-        """Returns the host of each worker and this one's name; nothing where there is one."""
-        return (), ""
-
-    def local(self, capacity: int) -> Sequence[int]:
-        """Returns the workers of this host, of so many."""
-        return range(capacity)
-
     def begin(
         self, control: Control, catalogue: Catalogue, fixed: bool, comes_again: Callable[[int], bool]
     ) -> Creations:
@@ -66,7 +60,7 @@ class Hosts:
             fixed: whether the number of workers is fixed.
             comes_again: whether another process may come for a worker of this host that died.
         """
-        return Creations(catalogue, control, fixed, range(control.capacity))
+        return Creations(catalogue, control, fixed)
 
     def answer(self, connection: Connection, request: Request) -> None:
         """Answers what only workers of a job on several hosts ask.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 
 import msgspec
 
@@ -55,7 +55,7 @@ class JobMemory:
             self.control_bytes = at.control_bytes(capacity)
             offset = self.heap.reserve(self.control_bytes, "a job's control segment")
             segment = Segment(self.heap.descriptor, offset, self.control_bytes)
-            self.control = Control(segment, *hosts.places())
+            self.control = Control(segment, *hosts.places)
             self.control.initialise(capacity)
             self.control.continue_without_lost(continues)
             self.catalogue = catalogue = Catalogue(self.control, self.heap)
@@ -155,7 +155,7 @@ class Membership:
         self.memory = memory = JobMemory(self.workers_num, self._on_lost == "continue", self._hosts, comes_again)
         self.control, self.catalogue, self.creations = memory.control, memory.catalogue, memory.creations
         self._numbers = Numbers(
-            self.control, self.catalogue, self.local, self.attached, self.workers_num is not None, self._replaces
+            self.control, self.catalogue, self.attached, self.workers_num is not None, self._replaces
         )
         self._incarnations.clear()
         self._rounds: dict[tuple[int, str], dict[int, int]] = {}  # of each table, of those who have left
@@ -163,11 +163,6 @@ class Membership:
         self._options: Message | None = None
         self._refused: StartupError | None = None  # why this host's workers cannot take part
         self._agreed = False  # whether all hosts' first workers have come with the same options
-
-    @property
-    def local(self) -> Sequence[int]:
-        """The workers of this host."""
-        return self._hosts.local(self.control.capacity)
 
     def _restart(self) -> None:
         """All workers have left, and call `init` again: nothing of the last job is left."""
@@ -213,7 +208,7 @@ class Membership:
             raise StartupError(f"this worker expects {number} workers, but the job has {self.workers_num}")
         if wish is not None and not 0 <= wish < self.control.capacity:
             raise StartupError(f"worker_id {wish} is not in 0 .. {self.control.capacity - 1}")
-        if wish is not None and wish not in self.local:
+        if wish is not None and wish not in self.control.local:
             raise StartupError(f"worker {wish} belongs to {self.control.places[wish]}, not to {self.control.here}")
         options |= self._hosts.options_of(request)
         if self._numbers.is_late(wish) or self._hosts.is_entering:
@@ -306,7 +301,7 @@ class Membership:
 
     @property
     def _remote(self) -> list[int]:
-        return [i for i in range(self.control.capacity) if i not in self.local]
+        return [i for i in range(self.control.capacity) if i not in self.control.local]
 
     # -- going -----------------------------------------------------------------------------------------------
 

@@ -24,7 +24,6 @@ class Numbers:
     Attributes:
         control: the control segment.
         catalogue: the tables.
-        local: the workers of this host.
         attached: the processes of those that are there, by number; one that has withdrawn has given its number back.
         fixed: whether the job has a fixed number of workers, each of which comes once.
         replaces: whether, in such a job, a new process may take the place of a worker that died.
@@ -32,7 +31,6 @@ class Numbers:
 
     control: Control
     catalogue: Catalogue
-    local: Sequence[int]
     attached: Mapping[int, Connection]
     fixed: bool
     replaces: bool
@@ -67,7 +65,7 @@ class Numbers:
         return self.fixed and self.replaces and self.control.continues
 
     def _candidates(self, wanted: int | None) -> Sequence[int]:
-        return self.local if wanted is None else [wanted]
+        return self.control.local if wanted is None else [wanted]
 
     def _is_free(self, worker_id: int) -> bool:
         if worker_id in self.attached and self.attached[worker_id].worker_id != worker_id:

@@ -105,6 +105,7 @@ class OtherHosts(Hosts):
     def __init__(self, roster: Roster, fabric: Fabric, listener: socket.socket | None = None) -> None:
         self.roster = roster
         self.leads, self.job = roster.leads, roster.job
+        self.places = roster.places(), roster.names[roster.host]
         self.is_entering = roster.times_replaced > 0
         self.over = threading.Event()
         self.here: ThisHost | None = None
@@ -118,14 +119,6 @@ class OtherHosts(Hosts):
     def meet(self, post: Post, address: str) -> None:
         """See `Hosts.meet`."""
         self._post, self._node = post, address
-
-    def places(self) -> tuple[tuple[str, ...], str]:
-        """Returns the host of each worker and this one's name."""
-        return self.roster.places(), self.roster.names[self.roster.host]
-
-    def local(self, capacity: int) -> Sequence[int]:
-        """Returns the workers of this host."""
-        return self.roster.local
 
     def begin(
         self, control: Control, catalogue: Catalogue, fixed: bool, comes_again: Callable[[int], bool]
@@ -143,7 +136,7 @@ class OtherHosts(Hosts):
         self._questions = Questions(self.reporter.report)
         self._messages = Messages(fabric.peers, lambda host, message: self.reductions.arrived(host, message))
         self.reductions = Reductions(here, self._messages)
-        self._creations = Creations(catalogue, control, fixed, self.roster.local, self.tables)
+        self._creations = Creations(catalogue, control, fixed, self.tables)
         self._centre = self._meet(self._listener)  # last: what other nodes send finds all of it there
         self.here = here
         here.thread("hosts-move", here.move)
