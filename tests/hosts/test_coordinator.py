@@ -254,9 +254,9 @@ def test_a_closed_table_is_freed_when_all_hosts_have_parted_with_it() -> None:
     assert coordinator.receive(1, of("used", number)) == []  # too late: its name is free
     assert made(coordinator) == number + 1
     assert coordinator.receive(0, of("unused", number, closing=True)) == []
-    assert coordinator.receive(0, of("parted", number)) == coordinator.receive(1, of("parted", number)) == []
-    assert words(coordinator.receive(2, of("parted", number))) == [(host, "free") for host in ALL]
-    assert coordinator.receive(2, of("parted", number)) == []
+    assert coordinator.receive(0, of("part", number)) == coordinator.receive(1, of("part", number)) == []
+    assert words(coordinator.receive(2, of("part", number))) == [(host, "free") for host in ALL]
+    assert coordinator.receive(2, of("part", number)) == []
 
 
 def test_a_table_that_nobody_has_closed_stays_and_a_lost_host_is_not_waited_for() -> None:
@@ -268,7 +268,7 @@ def test_a_table_that_nobody_has_closed_stays_and_a_lost_host_is_not_waited_for(
     coordinator.receive(1, of("unused", other, ("order", 1), closing=True))
     orders = coordinator.lose(2, "cut")
     assert [order["number"] for _, order in orders if order["do"] == "part"] == [other] * 2
-    coordinator.receive(0, of("parted", other, ("order", 1)))
+    coordinator.receive(0, of("part", other, ("order", 1)))
     assert words(coordinator.lose(1, "cut")) == [(0, "lost"), (0, "workers"), (0, "free")]
 
 
@@ -472,12 +472,12 @@ def test_a_host_gathers_what_the_others_have_not_sent_and_waits_for_no_lost_one(
     coordinator = begun()
     orders = coordinator.receive(1, {"do": "gather", "number": 7})
     assert orders == [(host, {"do": "bring", "host": 1, "number": 7}) for host in ALL]
-    assert coordinator.receive(0, {"do": "brought", "host": 1, "number": 7}) == []
-    assert coordinator.receive(0, {"do": "brought", "host": 1, "number": 8}) == []
-    assert coordinator.receive(1, {"do": "brought", "host": 1, "number": 7}) == []
-    assert (1, {"do": "gathered", "number": 7}) in coordinator.lose(2, "it was killed")
-    assert coordinator.receive(2, {"do": "brought", "host": 1, "number": 7}) == []
+    assert coordinator.receive(0, {"do": "bring", "host": 1, "number": 7}) == []
+    assert coordinator.receive(0, {"do": "bring", "host": 1, "number": 8}) == []
+    assert coordinator.receive(1, {"do": "bring", "host": 1, "number": 7}) == []
+    assert (1, {"do": "gather", "number": 7}) in coordinator.lose(2, "it was killed")
+    assert coordinator.receive(2, {"do": "bring", "host": 1, "number": 7}) == []
     coordinator.receive(0, {"do": "gather", "number": 9})
-    coordinator.receive(1, {"do": "brought", "host": 0, "number": 9})
+    coordinator.receive(1, {"do": "bring", "host": 0, "number": 9})
     coordinator.receive(0, {"do": "gone"})  # it has nothing to bring any more, and nobody there waits
     assert coordinator._gatherings == {}

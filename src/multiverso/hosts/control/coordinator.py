@@ -32,12 +32,10 @@ from multiverso.hosts.control.messages import (
     Answer,
     Ask,
     Bring,
-    Brought,
     Clocks,
     Create,
     Done,
     Gather,
-    Gathered,
     Gone,
     Hello,
     Joined,
@@ -45,7 +43,7 @@ from multiverso.hosts.control.messages import (
     Lost,
     Options,
     Over,
-    Parted,
+    Part,
     Peers,
     Published,
     Refuse,
@@ -110,9 +108,9 @@ class Coordinator:
             Done: self._tables.done,
             Unused: self._tables.note_unused,
             Used: self._tables.note_used,
-            Parted: self._tables.note_parted,
+            Part: self._tables.note_parted,
             Gather: self._gather,
-            Brought: self._brought,
+            Bring: self._brought,
             AllGather: self._all_gather,
             Ask: self._ask,
             Clocks: self._note_clocks,
@@ -317,7 +315,7 @@ class Coordinator:
         orders = self._hosts.to_all(Bring(host, report.number))
         return [order for order in orders if order[0] in there] + self._gathered()
 
-    def _brought(self, host: int, report: Brought) -> list[ToHost]:
+    def _brought(self, host: int, report: Bring) -> list[ToHost]:
         """A host has brought what it had not sent yet."""
         self._gatherings.get((report.host, report.number), set()).discard(host)
         return self._gathered()
@@ -327,7 +325,7 @@ class Coordinator:
         done = [which for which, left in self._gatherings.items() if not left & there]
         for which in done:
             del self._gatherings[which]
-        return [(host, Gathered(number)) for host, number in done if host in there]
+        return [(host, Gather(number)) for host, number in done if host in there]
 
     # -- what workers tell each other ------------------------------------------------------------------------
 

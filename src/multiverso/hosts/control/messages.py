@@ -144,6 +144,23 @@ class Used(_OfNumber):
     """A worker asks again for a table that its host had said to be unused; or: the host's workers may have it."""
 
 
+class Part(_OfNumber):
+    """No host's workers have a table, and one has closed it: its name is free; or: nothing on a host waits for it."""
+
+
+class Gather(_Message):
+    """A worker is about to save the tables: its host wants what the others have not sent yet; or: it is there, take."""
+
+    number: int
+
+
+class Bring(_Message):
+    """Another host gathers: settle, while everyone continues; or: what a host had when it was asked is at the homes."""
+
+    host: int
+    number: int
+
+
 class Published(_Message):
     """A worker publishes under a name; ``address``: where other hosts follow it. Of one name the last counts."""
 
@@ -204,23 +221,6 @@ class Unused(_OfNumber):
     closing: bool
 
 
-class Parted(_OfNumber):
-    """Nothing on a host waits for a table's values."""
-
-
-class Gather(_Message):
-    """A worker is about to save the tables: its host wants what the others have not sent yet."""
-
-    number: int
-
-
-class Brought(_Message):
-    """What a host had when it was asked to bring is at the homes."""
-
-    host: int
-    number: int
-
-
 class AllGather(_Message):
     """A worker's note for all workers, after a barrier."""
 
@@ -276,10 +276,6 @@ class Drop(_OfTable):
     specs: dict[str, dict[str, Any]] | None = None
 
 
-class Part(_OfNumber):
-    """No host's workers have a table, and one of them has closed it: its name is free."""
-
-
 class Free(_OfNumber):
     """All hosts have parted with a table: free its memory."""
 
@@ -292,19 +288,6 @@ class Take(_Message):
 
     barrier: int
     written: dict[int, tuple[int, int, bool]] = {}
-
-
-class Bring(_Message):
-    """Another host gathers: settle, while everyone continues."""
-
-    host: int
-    number: int
-
-
-class Gathered(_Message):
-    """All have brought: take."""
-
-    number: int
 
 
 class AllGathered(_Message):
@@ -373,12 +356,12 @@ class Over(_Message):
 
 
 Report = (
-    Hello | Options | Workers | Settled | Create | Withdraw | Done | Unused | Used | Parted | Gather | Brought
+    Hello | Options | Workers | Settled | Create | Withdraw | Done | Unused | Used | Part | Gather | Bring
     | AllGather | Ask | Clocks | Published | Gone
 )  # fmt: skip
 TableOrder = Make | Begin | Drop | Used | Part | Free
 Order = (
-    TableOrder | Peers | Workers | Clocks | Published | Take | Bring | Gathered | Lost | Joined | Over
+    TableOrder | Peers | Workers | Clocks | Published | Take | Bring | Gather | Lost | Joined | Over
     | AllGathered | Answer | Agreed | Refuse | Welcome
 )  # fmt: skip
 ToHost = tuple[int, Order]

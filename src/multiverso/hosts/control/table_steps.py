@@ -30,7 +30,6 @@ from multiverso.hosts.control.messages import (
     Make,
     Order,
     Part,
-    Parted,
     Reached,
     Step,
     ToHost,
@@ -217,7 +216,7 @@ class TableSteps:
             self._unused[report.number].hosts.discard(host)
         return [(host, report)]
 
-    def note_parted(self, host: int, report: Parted) -> list[ToHost]:
+    def note_parted(self, host: int, report: Part) -> list[ToHost]:
         """A host waits for a table's values no longer."""
         unused = self._unused.get(report.number)
         if unused is None or unused.waits_for is None:

@@ -30,7 +30,7 @@ from dataclasses import dataclass, field
 from multiverso import errors
 from multiverso.errors import MultiversoError, NotInThisJobError, OutOfMemoryError, TableMismatchError, WorkerLostError
 from multiverso.hosts.control import messages
-from multiverso.hosts.control.messages import Begin, Done, Drop, Free, Make, Part, Parted, Unused, Used, Withdraw
+from multiverso.hosts.control.messages import Begin, Done, Drop, Free, Make, Part, Unused, Used, Withdraw
 from multiverso.hosts.control.table_steps import writers_of
 from multiverso.layout import words as at
 from multiverso.runtime.job.control import Control
@@ -224,7 +224,7 @@ class Creations:
     def _move(self, step: str, piece: Piece, then: Callable[[], None]) -> None:
         (_NOTHING_TO_MOVE if self._is_ours(piece.key) else self.exchange).move(step, piece, then)
 
-    def _report(self, report: messages.Create | Withdraw | Done | Unused | Used | Parted) -> None:
+    def _report(self, report: messages.Create | Withdraw | Done | Unused | Used | Part) -> None:
         """Says what has been done; what comes next follows, at once where this host decides."""
         key = report.key
         if not self._is_ours(key):
@@ -243,7 +243,7 @@ class Creations:
                 self.obey(Part(key, report.number))
             case Used():
                 self.obey(report)
-            case Parted():
+            case Part():
                 self.obey(Free(key, report.number))
 
     def obey(self, order: messages.TableOrder) -> None:
@@ -432,7 +432,7 @@ class Creations:
         if not is_used and kept is not None:
             self.catalogue.remove(kept)
             self._parting[number] = kept
-            self._move("part", kept, lambda: self._report(Parted(key, number)))
+            self._move("part", kept, lambda: self._report(Part(key, number)))
         for asked in late:
             if asked.connection.worker_id is None:
                 continue  # it is gone

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from multiverso.hosts.control.messages import Bring, Brought, Gathered, Gone, Report, Settled, Take
+from multiverso.hosts.control.messages import Bring, Gather, Gone, Report, Settled, Take
 from multiverso.layout import words as at
 from multiverso.memory.words import load64
 from multiverso.runtime.job.control import WorkerState
@@ -82,9 +82,9 @@ class HostBarriers:
 
     def bring(self, order: Bring) -> None:
         """Another host gathers what has not been sent yet."""
-        self._here.put(lambda: self._settle(Brought(order.host, order.number)))
+        self._here.put(lambda: self._settle(order))
 
-    def gathered(self, order: Gathered) -> None:
+    def gathered(self, order: Gather) -> None:
         """All have brought what this host has asked for: takes it, and says so to its workers."""
         self._here.do(self._tables.take_all, lambda: self._here.control.note_gathered(order.number))
 

@@ -30,7 +30,6 @@ from multiverso.hosts.control.messages import (
     Drop,
     Free,
     Gather,
-    Gathered,
     Hello,
     HostFacts,
     Joined,
@@ -298,7 +297,7 @@ class OtherHosts(Hosts):
                 self.barriers.take(order)
             case Bring():
                 self.barriers.bring(order)
-            case Gathered():
+            case Gather():
                 self.barriers.gathered(order)
             case Clocks():
                 self.tables.hear_clocks(order.tables)
