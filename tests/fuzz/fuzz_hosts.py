@@ -134,7 +134,7 @@ def _until_refused(source: random.Random, most: int) -> int:
     around.connect(1)
     readers: dict[Carried, Reader] = {end: Reader() for end in (link, around)}  # each protocol has a connection
     opened = Opened(copy.elements, ("float32", "float64", "int32", "int64").index(spec.dtype), copy.chunks[0].size, 0)
-    _feed(readers[link], link, Header(frames.OPEN, table=1, length=24, number=1).pack() + opened.pack())
+    _feed(readers[link], link, Header(frames.OPEN, table=1, length=24, number=1).pack() + frames.OPENED.pack(*opened))
     done = 0
     try:
         while done < most:

@@ -219,7 +219,7 @@ def test_values_come_past_a_host_that_has_come_again_and_not_made_the_table_yet(
     told: list[bool] = []
     for number, host in enumerate(hosts):
         if number:
-            host.begin_anew(range(3), 1)
+            host.form(range(3), 1)
         for peer in {0, 1, 2} - {number}:
             Neighbour(host, peer).connect(1)
     hosts[1].attach(rounds.TABLE, blank[0], {})

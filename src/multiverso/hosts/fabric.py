@@ -342,7 +342,7 @@ class Fabric:
         """
         self.tables.survivors = [list(left) for left in survivors]
         self._lost = set(lost)
-        self.rounds.begin_anew([host for host in range(self.hosts) if host not in self._lost], epoch)
+        self.rounds.form([host for host in range(self.hosts) if host not in self._lost], epoch)
 
     def joined(self, peer: int) -> None:
         """A lost host has returned, as one that has nothing: it takes all values. The higher of two connects."""

@@ -215,7 +215,7 @@ class RejoiningWorld(RoundsWorld):
         self.rounds[host.number] = rounds = Rounds(
             host.number, range(len(self.hosts)), lambda peer: self._wake(host, peer)
         )
-        rounds.begin_anew(self._members(number), number)
+        rounds.form(self._members(number), number)
         if self.making:
             self._later(self.making, self._make, host, host.incarnation)
         else:

@@ -50,7 +50,7 @@ class Chain:
         self.form(live, 0)
 
     def form(self, live: Iterable[int], epoch: int) -> None:
-        """Begins an epoch, with those hosts."""
+        """Begins an epoch, with those hosts; in a host that takes a lost one's place, before it has any table."""
         self.live, self.epoch = sorted(live), epoch % _EPOCHS
         index = self.live.index(self.host)
         self.before: int | None = self.live[index - 1] if index else None

@@ -51,12 +51,11 @@ class RoundHeader(Header):
         return self.flags & _KINDS_OF_TURN
 
 
-_REACHED = struct.Struct("!QQQII")
-REACHED_BYTES = _REACHED.size
+REACHED = struct.Struct("!QQQII")
 
 
 class Reached(NamedTuple):
-    """The body of AT.
+    """The body of AT, in which it travels as `REACHED`.
 
     Attributes:
         arrived: the last step whose total is here.
@@ -72,19 +71,10 @@ class Reached(NamedTuple):
     dtype: int
     chunk: int
 
-    def pack(self) -> bytes:
-        """Returns it as it travels."""
-        return _REACHED.pack(*self)
-
-    @classmethod
-    def unpack(cls, data: memoryview) -> Reached:
-        """The inverse of `pack`; the length was checked."""
-        return cls(*_REACHED.unpack(data))
-
 
 def at_frame(table: RoundTable, epoch: int) -> Outgoing:
     """Returns what says how far this host is with a table, and which table that is."""
-    body = Reached(table.arrived, table.received, *_what(table)).pack()
+    body = REACHED.pack(table.arrived, table.received, *_what(table))
     flags = 0 if table.placed else UNPLACED
     header = RoundHeader(AT, epoch, flags, table.number, length=len(body))
     return Outgoing(header, memoryview(body))

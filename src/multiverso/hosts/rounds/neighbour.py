@@ -10,7 +10,7 @@ from multiverso.hosts.rounds import frames
 from multiverso.hosts.rounds.frames import (
     KINDS,
     LACKING,
-    REACHED_BYTES,
+    REACHED,
     UNPLACED,
     Reached,
     RoundHeader,
@@ -97,7 +97,7 @@ class Neighbour(Carried):
         """
         rounds, peer, header = self._rounds, self._peer, RoundHeader(*header)
         if header.kind in (frames.AT, frames.WANT):
-            return memory_for(header, REACHED_BYTES if header.kind == frames.AT else 0)
+            return memory_for(header, REACHED.size if header.kind == frames.AT else 0)
         if header.kind not in KINDS:
             raise unknown(header)
         with rounds.state_lock:
@@ -132,7 +132,7 @@ class Neighbour(Carried):
         if table is None:
             return  # opened there before it is here: it is said again when it is
         if header.kind == frames.AT:
-            self._hear(header, table, Reached.unpack(body))
+            self._hear(header, table, Reached(*REACHED.unpack(body)))
         elif header.kind == frames.WANT:
             self._want(table, header)
         elif header.kind == frames.SUM:

@@ -51,11 +51,6 @@ _PATIENCE_SECONDS = 0.01  # before the host before learns that a worker waits: i
 class Rounds(Chain):
     """This host's part in the rounds of all tables."""
 
-    def begin_anew(self, live: Sequence[int], epoch: int) -> None:
-        """In a host that takes a lost one's place, before any table: who is there, and how often that has changed."""
-        with self.state_lock:
-            self.form(live, epoch)
-
     def regroup(self, live: Sequence[int]) -> None:
         """Continues without lost hosts, or with one that has returned; every host there has to call it alike."""
         with self.memory_lock, self.state_lock:

@@ -24,12 +24,11 @@ RULED = 16  # of PUSH: the rule between hosts decides what becomes of it; withou
 REST = 32  # of PUSH: what an earlier one has left, to rounding or to the wire format
 WHOLE = 8  # of ANSWER and VALUE: S is the home's value itself now, to the last bit
 
-_OPENED = struct.Struct("!QIIQ")
-OPENED_BYTES = _OPENED.size
+OPENED = struct.Struct("!QIIQ")
 
 
 class Opened(NamedTuple):
-    """The body of OPEN.
+    """The body of OPEN, in which it travels as `OPENED`.
 
     Attributes:
         elements: of the table.
@@ -42,12 +41,3 @@ class Opened(NamedTuple):
     dtype: int
     chunk: int
     epoch: int
-
-    def pack(self) -> bytes:
-        """Returns it as it travels."""
-        return _OPENED.pack(*self)
-
-    @classmethod
-    def unpack(cls, data: memoryview) -> Opened:
-        """The inverse of `pack`; the length was checked."""
-        return cls(*_OPENED.unpack(data))

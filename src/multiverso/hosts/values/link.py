@@ -58,7 +58,6 @@ class Link(Receiving):
     ) -> None:
         super().__init__(peer, window, pace, settled)
         self.me = me
-        self._pace = pace
         self._ticket = 0
 
     # -- tables ----------------------------------------------------------------------------------------------
@@ -200,8 +199,7 @@ class Link(Receiving):
     def pause(self, now: float) -> float:
         """Returns the seconds that the peer's next frame should wait: 0 where a worker waits for it."""
         with self._lock:
-            waited_for = self._queues.someone_waits or self._serving_urgent
-            return 0.0 if waited_for else self._pace.wait(now)
+            return 0.0 if self._serving_urgent else self._queues.pause(now)
 
     @property
     def has_something(self) -> bool:
@@ -291,11 +289,10 @@ class Loop:
         while self._lock.acquire(blocking=False):
             try:
                 while (outgoing := self.link.next(time.monotonic())) is not None:
-                    header = Header(*outgoing.header)  # as it would arrive
-                    room = self.link.accept(header)
+                    room = self.link.accept(outgoing.header)
                     if room:
                         room[:] = outgoing.body
-                    self.link.arrived(header, room, time.monotonic())
+                    self.link.arrived(outgoing.header, room, time.monotonic())
                     self.link.wake()
             finally:
                 self._lock.release()

@@ -50,7 +50,7 @@ class Receiving(Numbered):
             if not self.is_new(header):
                 return None
             if kind in _WORDS:
-                return memory_for(header, frames.OPENED_BYTES if kind == frames.OPEN else 0)
+                return memory_for(header, frames.OPENED.size if kind == frames.OPEN else 0)
             table = self._tables.get(header.table)
             if table is None:
                 if header.table in self._closed:
@@ -104,7 +104,7 @@ class Receiving(Numbered):
             table.theirs, table.closed = None, True
             self._queues.forget(table)
         else:
-            theirs, mine = Opened.unpack(body), table.opened
+            theirs, mine = Opened(*frames.OPENED.unpack(body)), table.opened
             if (theirs.elements, theirs.dtype, theirs.chunk) != (mine.elements, mine.dtype, mine.chunk):
                 raise ProtocolError(f"table {header.table} is {theirs} on host {self.peer} and {mine} here")
             if table.theirs is not None and theirs.epoch < table.theirs.epoch:
@@ -176,7 +176,7 @@ class Receiving(Numbered):
 
     def _say_open(self, table: LinkTable) -> None:
         """Tells the peer that this side has a table."""
-        body = memoryview(table.opened.pack())
+        body = memoryview(frames.OPENED.pack(*table.opened))
         self.post(Outgoing(Header(frames.OPEN, table=table.number, length=len(body)), body))
 
     def _begin_what_is_due(self, table: LinkTable, now: float) -> None:

@@ -164,10 +164,9 @@ class Queues:
         self._urgent: OrderedDict[Away, LinkTable] = OrderedDict()  # what threads wait for
         self._todo: OrderedDict[Away, LinkTable] = OrderedDict()  # of passes
 
-    @property
-    def someone_waits(self) -> bool:
-        """Whether a thread here waits for a settle."""
-        return bool(self._urgent)
+    def pause(self, now: float) -> float:
+        """Returns the seconds until the budget allows more: 0 where a thread here waits for a settle."""
+        return 0.0 if self._urgent else self._pace.wait(now)
 
     def ask(self, table: LinkTable, part: Away) -> None:
         """A thread waits for a chunk; one that is under way is asked for when it comes back."""
