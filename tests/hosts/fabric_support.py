@@ -79,6 +79,12 @@ def fabrics(count: int, credentials: Credentials | None = None, **options: Any) 
         yield made
 
 
+def interrupt(fabric: Fabric, number: int) -> None:
+    """Cuts the connections to a host, as a fault of the network would."""
+    for peer in fabric.peers.to(number):
+        peer.interrupt()
+
+
 def barrier(made: list[Fabric]) -> None:
     """What a barrier of all workers does between the hosts."""
     deadline = Deadline.after(SECONDS)

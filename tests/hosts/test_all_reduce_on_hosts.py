@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 from core_support import bits, outcome
+from fabric_support import interrupt
 from rehearsing import rehearsal
 
 from multiverso.errors import InterruptedRoundError, ShapeMismatchError, WaitTimeoutError, WorkerLostError
@@ -265,7 +266,7 @@ def test_every_worker_has_the_same_bits_through_cut_connections(workers: tuple[i
             for number, (size, dtype, operation) in enumerate(cases):
                 arrays = [value(worker, size, dtype) for worker in range(session.workers_num)]
                 if session.worker_id == 0 and number % 7 == 3:
-                    job.nodes[0].hosts.fabric.peers.interrupt(1)  # type: ignore[attr-defined]
+                    interrupt(job.nodes[0].hosts.fabric, 1)  # type: ignore[attr-defined]
                 got = reducer.all_reduce(arrays[session.worker_id], operation)
                 assert bits(got) == bits(expected(workers, operation, arrays, dtype)), (size, dtype, operation)
                 mine = arrays[session.worker_id]

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from core_support import wait_for
-from fabric_support import Adder, barrier, changed, fabrics, new_shard
+from fabric_support import Adder, barrier, changed, fabrics, interrupt, new_shard
 
 from multiverso.deadline import Deadline
 from multiverso.errors import MultiversoError, StartupError, WaitTimeoutError
@@ -42,7 +42,7 @@ def test_sums_are_exact_on_all_hosts_through_cut_connections(encrypted: bool) ->
         for turn in range(40):
             for adder in adders:
                 adder.add(np.full(CHUNKS.elements, 1 + turn % 3, "float32"))
-            made[turn % 2].peers.interrupt((turn + 1) % 2)
+            interrupt(made[turn % 2], (turn + 1) % 2)
         barrier(made)
         expected = 2 * sum(1 + turn % 3 for turn in range(40))
         for shard in shards:
@@ -65,7 +65,7 @@ def test_a_link_that_is_cut_again_and_again_and_carries_something_between_is_mad
             for adder in adders:
                 adder.add(np.ones(100, "float32"))
             barrier(made)
-            made[1].peers.interrupt(0)
+            interrupt(made[1], 0)
         barrier(made)
         assert all(np.all(shard.values() == 30) for shard in shards)
 

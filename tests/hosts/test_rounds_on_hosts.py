@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from core_support import in_threads, let_die, outcome, wait_for
+from fabric_support import interrupt
 from rehearsing import rehearsal
 
 from multiverso.errors import SnapshotError, StartupError, WorkerLostError
@@ -93,7 +94,7 @@ def test_rounds_on_several_hosts_have_the_bits_of_one_host() -> None:
                 if cutting.wait(0.02):
                     return
                 for node, peer in ((job.nodes[1], 0), (job.nodes[2], 1)):
-                    node.hosts.fabric.peers.interrupt(peer)  # type: ignore[attr-defined]
+                    interrupt(node.hosts.fabric, peer)  # type: ignore[attr-defined]
 
         cutter = threading.Thread(target=cut)
         cutter.start()

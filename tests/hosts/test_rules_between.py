@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from fabric_support import SECONDS, Adder, barrier, fabrics, new_shard
+from fabric_support import SECONDS, Adder, barrier, fabrics, interrupt, new_shard
 
 from multiverso.deadline import Deadline
 from multiverso.errors import DtypeMismatchError, StartupError
@@ -102,7 +102,7 @@ def test_hosts_average_beside_the_training_through_a_cut_and_the_loss_of_one() -
         barrier(made)
         for shard, delta in zip(shards, (3.0, 6.0, 9.0), strict=True):
             Adder(shard).add(np.full(SPEC.elements, delta))
-        made[1].peers.interrupt(0)
+        interrupt(made[1], 0)
         barrier(made)
         assert all(np.allclose(shard.values(), 14.0) for shard in shards)  # 8 and the mean of 3, 6, 9
         made[2].close()

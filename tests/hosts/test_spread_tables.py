@@ -16,13 +16,14 @@ from typing import Any
 import numpy as np
 import pytest
 from core_support import outcome, together, wait_for
+from fabric_support import interrupt
 from rehearsing import Rehearsal, rehearsal
 
 import multiverso as mv
 from multiverso.compiling.atomics import hash64
 from multiverso.errors import NotInThisJobError, OutOfMemoryError, TableMismatchError, WaitTimeoutError, WorkerLostError
 from multiverso.hosts.peer.frames import ProtocolError
-from multiverso.hosts.spread.frames import ANSWER, Frame, question_in, table_in
+from multiverso.hosts.spread.frames import ANSWER, Frame, head_of
 from multiverso.hosts.spread.homes import groups_of, homes_of
 from multiverso.hosts.spread.table import SpreadTable
 from multiverso.kernels.keyed import calls as kernels
@@ -202,7 +203,7 @@ def cuts(job: Rehearsal, seed: int) -> Iterator[list[int]]:
     def cut() -> None:
         dice = random.Random(seed)
         while not over.wait(dice.random() * 0.05):
-            dice.choice(job.nodes).hosts.fabric.peers.interrupt(dice.randrange(len(job.nodes)))
+            interrupt(dice.choice(job.nodes).hosts.fabric, dice.randrange(len(job.nodes)))
             count[0] += 1
 
     thread = threading.Thread(target=cut)
@@ -710,8 +711,8 @@ def test_a_frame_arrives_as_it_was(size: int) -> None:
         Frame(desk.COUNT_KEYS, 1, 1),
     ):
         message = b"".join(bytes(part) for part in frame.parts())
-        assert table_in(message) == frame.table
-        assert question_in(message) == (not frame.kind & ANSWER)
+        assert head_of(message).table == frame.table
+        assert head_of(message).is_question == (not frame.kind & ANSWER)
         back = Frame.of(memoryview(bytearray(message)), size)
         assert (back.kind, back.number, back.argument) == (frame.kind, frame.number, frame.argument)
         for one, other in ((back.pushed, frame.pushed), (back.keys, frame.keys)):
@@ -728,5 +729,5 @@ def test_nonsense_is_refused(seed: int) -> None:
     message[dice.choice((4, 5, 32, 33, 36, 37))] ^= 1 + dice.randrange(255)  # a count
     message = message[: dice.choice((10, 39, 41, len(message), len(message)))]
     with pytest.raises(ProtocolError):
-        table_in(bytes(message))
+        head_of(bytes(message))
         Frame.of(memoryview(message), 8)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from fabric_support import SECONDS, Adder, new_shard
+from fabric_support import SECONDS, Adder, interrupt, new_shard
 
 from multiverso.deadline import Deadline
 from multiverso.errors import WaitTimeoutError
@@ -70,7 +70,7 @@ def test_a_stopped_host_is_waited_for_by_name_and_nothing_is_lost(encrypted: boo
                     adder.add(np.ones(700_000))
                     with pytest.raises(WaitTimeoutError, match=r"host\(s\) 1"):
                         fabric.settle(Deadline.after(0.1))
-                    fabric.peers.interrupt(1)
+                    interrupt(fabric, 1)
                     os.kill(process.pid, signal.SIGCONT)
                 fabric.settle(Deadline.after(SECONDS))
                 other("settle")

@@ -155,11 +155,6 @@ class Peers:
                 return
         channel.close()
 
-    def interrupt(self, number: int) -> None:
-        """Cuts the connections to a host, as a fault of the network would: for tests."""
-        for peer in self.to(number):
-            peer.interrupt()
-
     def shut(self) -> None:
         """Takes no more connections. May be called again."""
         with self._lock:

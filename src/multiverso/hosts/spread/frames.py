@@ -59,6 +59,11 @@ class Frame:
         arrays = (self.pushed, self.keys, self.deltas, self.rows)
         return head, *(array.reshape(-1).view(np.uint8).data for array in arrays if array.size)
 
+    @property
+    def is_question(self) -> bool:
+        """Whether it is no answer."""
+        return not self.kind & ANSWER
+
     def refusal(self, code: int) -> Frame:
         """Returns the answer to a question that is not answered, for the reason of a code."""
         return Frame(self.kind | ANSWER | FAILED, self.table, self.number, code)
@@ -92,24 +97,13 @@ class Frame:
         )
 
 
-def table_in(message: Body) -> int:
-    """Returns the number of the table that a message is about.
+def head_of(message: Body) -> Frame:
+    """Returns what a message says, but for its arrays.
 
     Raises:
         ProtocolError: it is none of these.
     """
     if len(message) < _HEAD.size:
         raise ProtocolError(f"a frame of a spread table has {_HEAD.size} bytes or more, not {len(message)}")
-    number: int = _HEAD.unpack_from(message)[2]
-    return number
-
-
-def refusal_of(message: Body, code: int) -> Frame:
-    """Returns `Frame.refusal` of a question about a table that is not here."""
-    kind, _, table, number, *_ = _HEAD.unpack_from(message)
-    return Frame(kind, table, number).refusal(code)
-
-
-def question_in(message: Body) -> bool:
-    """Returns whether a message is a question."""
-    return not bytes(message[:1])[0] & ANSWER
+    kind, _, table, number, argument, *_ = _HEAD.unpack_from(message)
+    return Frame(kind, table, number, argument)

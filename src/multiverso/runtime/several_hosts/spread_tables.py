@@ -23,7 +23,7 @@ from multiverso.errors import MultiversoError, NotInThisJobError, StartupError, 
 from multiverso.hosts.peer.frames import Body
 from multiverso.hosts.peer.messages import Messages
 from multiverso.hosts.spread.copies import Copies
-from multiverso.hosts.spread.frames import NO_BYTES, Frame, question_in, refusal_of, table_in
+from multiverso.hosts.spread.frames import NO_BYTES, Frame, head_of
 from multiverso.hosts.spread.table import SpreadTable
 from multiverso.hosts.transport.handshake import ROWS
 from multiverso.layout import desk
@@ -211,25 +211,25 @@ class SpreadTables:
         answer = None
         with self._lock:
             if not self._here.closing.is_set():
-                number = table_in(message)
-                if number not in self._tables and question_in(message) and self._nobody_comes:
-                    answer = refusal_of(message, desk.NO_TABLE)
-                elif number not in self._tables and question_in(message):
-                    self._early.setdefault(number, []).append((host, bytes(message)))
-                else:
+                head = head_of(message)
+                if head.table in self._tables or not head.is_question:
                     answer = self._receive(host, message)
+                elif self._nobody_comes:
+                    answer = head.refusal(desk.NO_TABLE)
+                else:
+                    self._early.setdefault(head.table, []).append((host, bytes(message)))
         if answer is not None:  # not under the lock, which others wait for
             self._messages.send(host, *answer.parts())
         self._messages.free(message)
 
     def _receive(self, host: int, message: Body) -> Frame | None:
         """Takes in an answer; returns that to a question."""
-        found = self._tables.get(table_in(message))
+        found = self._tables.get(head_of(message).table)
         if found is None:
             return None
         table = found.table
         frame = Frame.of(memoryview(message), table.own.size)
-        if question_in(message):
+        if frame.is_question:
             return table.serve(frame)
         table.answered(host, frame)
         self._show_trouble(found)
@@ -256,7 +256,7 @@ class SpreadTables:
             early = [question for questions in self._early.values() for question in questions]
             self._early.clear()
         for host, message in early:
-            self._messages.send(host, *refusal_of(message, desk.NO_TABLE).parts())
+            self._messages.send(host, *head_of(message).refusal(desk.NO_TABLE).parts())
 
     def _show_trouble(self, found: _Open) -> None:
         code, host = found.table.trouble
