@@ -5,7 +5,7 @@ Every connection begins alike, inside TLS where that is used::
     who connects                                      who listens
     "MVHS", version, role, host, hosts,
     incarnation, generation, job, nonce     ------->  refuses a wrong version, role or job in words
-                                            <-------  the same of itself, and the proof of the secret
+                                            <-------  "welcome", the same of itself, and the proof of the secret
     the proof of the secret                 ------->
                                             <-------  "welcome", or why not
 
@@ -90,7 +90,8 @@ def connect(
     with _first_exchange(_connected(address, deadline, begun), credentials, False, deadline) as pipe:
         hello = me.pack(credentials)
         pipe.send(hello)
-        theirs_raw = pipe.receive_or_refused(_HELLO.size)
+        pipe.refused_unless(pipe.receive(_ANSWER.size))
+        theirs_raw = pipe.receive(_HELLO.size)
         theirs = _checked(theirs_raw, credentials, me.role)
         if not hmac.compare_digest(pipe.receive(_PROOF), _proof(credentials, b"listens", hello, theirs_raw)):
             raise RefusedError(f"{address[0]}:{address[1]} does not know this job's secret")
@@ -134,7 +135,7 @@ def accept(connection: socket.socket, credentials: Credentials, me: Hello, deadl
             pipe.refuse(str(error))
             raise
         mine = replace(me, generation=theirs.generation, role=theirs.role).pack(credentials)
-        pipe.send(mine + _proof(credentials, b"listens", hello, mine))
+        pipe.send(_ANSWER.pack(0, 0) + mine + _proof(credentials, b"listens", hello, mine))
         if not hmac.compare_digest(pipe.receive(_PROOF), _proof(credentials, b"connects", hello, mine)):
             pipe.refuse("this host does not know the job's secret")
             raise RefusedError("a host that connected does not know the job's secret")
@@ -221,14 +222,6 @@ class _Pipe:
                 raise ConnectionError("the other host ended the connection before both knew each other")
             view = view[got:]
         return bytes(data)
-
-    def receive_or_refused(self, count: int) -> bytes:
-        """Returns a message, or raises what is said instead of it."""
-        head = self.receive(_ANSWER.size)
-        if head == _MAGIC:
-            return head + self.receive(count - len(head))
-        self.refused_unless(head)
-        raise RefusedError("the other end of the connection is not a node of multiverso")
 
     def refused_unless(self, head: bytes) -> None:
         """Raises what an answer says, unless that is "welcome"."""
