@@ -10,6 +10,7 @@ from __future__ import annotations
 import ast
 import builtins
 import functools
+import importlib
 import types
 from pathlib import Path
 from typing import Any
@@ -66,6 +67,7 @@ class Source:
     def module(self, name: str) -> types.ModuleType:
         """Returns a private module by its full name."""
         if name not in self._modules:
+            importlib.import_module(name)  # a dataclass looks for its module among those that are imported
             module = types.ModuleType(name)
             vars(module).update(__file__=str(path_of(name)), __builtins__=self._builtins)
             vars(module)["__package__"] = name.rpartition(".")[0]
