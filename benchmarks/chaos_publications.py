@@ -2,6 +2,7 @@
 
 python benchmarks/chaos_publications.py [--kills 1000] [--reads 100000] [--seed 1] [--megabytes 4] [--readers 8]
 python benchmarks/chaos_publications.py --megabytes 1500 --tensors 400 --whole-every 500 --slots 2 --publishers 0.05
+    --pause 1
 
 What has to hold: whatever a reader takes is whole and of one version; versions never go back; a publisher is never held
 up by the dead; nothing is left behind. Each read looks at the publisher's checksums of all tensors, which are equal
@@ -35,9 +36,9 @@ from multiverso.publications import Publication, subscribe
 from multiverso.wire import publications as names
 
 SECONDS = 600.0
-PAUSE = 0.002  # between two reads, and two versions: who begins shall not wait for a processor
+PAUSE = 0.002  # between two reads: who begins shall not wait for a processor
 LOOKS = 50  # at the memory of all processes
-REPORTED = 5  # reads at a time: those that the killed had not reported count for nothing
+REPORTED = 20  # reads at a time: those that the killed had not reported count for nothing
 NUMBERS = 60_000  # of which one is in all places of a version
 context = multiprocessing.get_context("fork")  # of a process without threads, which has all kernels
 
@@ -54,7 +55,7 @@ def publish(name: str, options: argparse.Namespace, pipe: Any) -> None:
             time.sleep(0.001)
     with publication:
         published = step = 0
-        while not pipe.poll(PAUSE):
+        while not pipe.poll(options.pause):
             step += 1
             numbers[:] = step % NUMBERS
             published += publication.publish(weights, step=step) is not None
@@ -80,9 +81,9 @@ def read(name: str, options: argparse.Namespace, pipe: Any) -> None:
                     address = snapshot.bytes_of(tensor).ctypes.data
                     wrong += add_up(address, tensor.words, 0) != sums[0]
                 hashed += sum(tensor.nbytes for tensor in looked_at)
-                first = (snapshot.step or 0) % NUMBERS
-                wrong += any(array[0] != first or array[-1] != first for array in snapshot.values())
-                wrong += bool((sums != sums[0]).any())
+                ends = [place // 2 for each in tensors for place in (each.offset, each.offset + each.nbytes - 2)]
+                numbers = snapshot._bytes().view(np.uint16)[ends]
+                wrong += bool((numbers != (snapshot.step or 0) % NUMBERS).any() or (sums != sums[0]).any())
             if reads == REPORTED:
                 pipe.send((reads, hashed, int(wrong)))
                 reads = hashed = wrong = 0
@@ -105,6 +106,9 @@ class Process:
         self.process = context.Process(target=function, args=(*arguments, theirs))
         self.process.start()
         theirs.close()
+
+    def begin(self) -> None:
+        """Waits until it has begun."""
         assert self.pipe.poll(SECONDS), "it did not begin"
         assert self.pipe.recv() == "ready"
 
@@ -130,6 +134,8 @@ def main() -> int:
     parser.add_argument("--readers", type=int, default=8)
     parser.add_argument("--slots", type=int, default=3)
     parser.add_argument("--publishers", type=float, default=0.3, help="part of the kills that hit the publisher")
+    parser.add_argument("--pause", type=float, default=PAUSE, help="seconds from one version to the next")
+    parser.add_argument("--seconds", type=float, default=3600.0, help="after which it ends in any case")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     for kernel in (
@@ -143,35 +149,44 @@ def main() -> int:
         kernel.compiled()
     draw, name = random.Random(options.seed), f"chaos-{os.getpid()}"
     publisher = Process(publish, name, options)
+    publisher.begin()
     readers = [Process(read, name, options) for _ in range(options.readers)]
+    for reader in readers:
+        reader.begin()
     kills = {"reader": 0, "publisher": 0}
     reads = hashed = wrong = 0
     taken: list[tuple[int, int]] = []
     longest, began = 0.0, time.monotonic()
-    while sum(kills.values()) < options.kills or reads < options.reads:
+    while (done := sum(kills.values())) < options.kills or reads < options.reads:
         for reader in readers:
             while reader.pipe.poll(0):
                 more = reader.pipe.recv()
                 reads, hashed, wrong = reads + more[0], hashed + more[1], wrong + more[2]
-        # kills go evenly with the reads
-        done = max(1, sum(kills.values()))
-        time.sleep(draw.random() * 0.02)
-        if done > options.kills or done * options.reads > (reads + 1) * options.kills + options.reads:
-            continue
-        if done * LOOKS // options.kills > len(taken):
+        passed = time.monotonic() - began
+        if passed > options.seconds:
+            break
+        if passed * LOOKS / options.seconds > len(taken) + 1:
             pids = [each.process.pid for each in (publisher, *readers)]
             taken.append((memory_of(pids, "Pss:"), memory_of(pids, "Pss_Shmem:")))
+            print(f"{passed:.0f} s: {kills}, {reads} reads, {wrong} wrong", file=sys.stderr)
+        time.sleep(draw.random() * 0.02)
+        if done >= options.kills or done * options.reads > reads * options.kills + options.reads:
+            continue  # kills go evenly with the reads
         if draw.random() < options.publishers:
             before = time.monotonic()
             publisher.kill()
             publisher = Process(publish, name, options)
+            publisher.begin()
             longest = max(longest, time.monotonic() - before)
             kills["publisher"] += 1
         else:
-            chosen = draw.randrange(len(readers))
-            readers[chosen].kill()
-            readers[chosen] = Process(read, name, options)
-            kills["reader"] += 1
+            chosen = draw.sample(range(len(readers)), draw.randint(1, len(readers)))
+            for number in chosen:
+                readers[number].kill()
+                readers[number] = Process(read, name, options)
+            for number in chosen:
+                readers[number].begin()
+            kills["reader"] += len(chosen)
     for reader in readers:
         reader.pipe.send("stop")
         while (said := reader.pipe.recv()) != "end":

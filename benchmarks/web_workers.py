@@ -90,7 +90,7 @@ def pss(pids: list[int]) -> float:
 
 
 def taken(pid: int) -> float:
-    """Returns what a publisher has taken in MB: two slots, of which the second one is in no process's Pss."""
+    """Returns what a publisher has taken in MB: one slot, which is in the Pss of those that map it."""
     files = [f for f in Path(f"/proc/{pid}/fd").iterdir() if os.readlink(f).startswith("/memfd:multiverso")]
     return sum(os.stat(file).st_blocks * 512 for file in files) / 1e6
 

@@ -139,7 +139,8 @@ def test_a_row_that_stays_held_is_a_timeout_and_others_are_not() -> None:
         base = table._memory.address
         word = base + table._memory.word("ROW_WORDS")
         value = load64(word)
-        with mv.attach_read_only("held", node.address, timeout_seconds=0.2) as seen:
+        with mv.attach_read_only("held", node.address, timeout_seconds=60) as seen:
+            seen._timeout_seconds = 0.2
             store64(word, value | 1)
             with pytest.raises(WaitTimeoutError, match="stopped or killed"):
                 seen.get(keys)

@@ -468,6 +468,18 @@ def test_without_vllm_it_is_said_what_to_install(
     assert "needs vLLM 0.32" in caplog.text
 
 
+def test_one_slot_is_for_what_is_published_once(name: str) -> None:
+    big = {"w": np.ones(1 << 20, np.float32)}
+    with mv.Publication(name, like=big, slots=1) as publication, mv.subscribe(name, timeout_seconds=SECONDS) as reader:
+        assert big["w"].nbytes < publication._slots.nbytes < 1.1 * big["w"].nbytes
+        assert publication.publish(big, step=1) == 1
+        assert publication.publish({"w": big["w"] + 1}) is None
+        assert (publication.version, publication.left_out) == (1, 1)
+        with reader.latest() as snapshot:
+            snapshot.verify()
+            assert (snapshot.step, snapshot["w"].sum()) == (1, 1 << 20)
+
+
 def test_a_third_slot_takes_memory_only_when_readers_keep_two(name: str) -> None:
     big = {"w": np.ones(1 << 20, np.float32)}
     with mv.Publication(name, like=big) as publication, mv.subscribe(name, timeout_seconds=SECONDS) as subscription:
@@ -542,8 +554,8 @@ def test_another_model_is_refused_and_nothing_is_published(
 
 
 def test_more_bad_input(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    for slots in (1, 9, 2.0, True):
-        with pytest.raises(ValueError, match="from 2 to 8"):
+    for slots in (0, 9, 2.0, True):
+        with pytest.raises(ValueError, match="from 1 to 8"):
             mv.Publication(name, like=WEIGHTS, slots=slots)  # type: ignore[arg-type]
     with monkeypatch.context() as patch:
         patch.setattr(heap, "free_memory", lambda: 1 << 20)

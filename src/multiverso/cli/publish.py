@@ -15,7 +15,7 @@ def serve(path: str, name: str, say: Callable[[str], None]) -> int:
 
     leaves = leaves_in(path)
     try:
-        made = Publication(name, like=leaves, slots=2)
+        made = Publication(name, like=leaves, slots=1)
     except ValueError as error:  # a name that is none, or no tensor
         raise StartupError(f"{path}: {error}") from error
     with made as publication:

@@ -166,6 +166,18 @@ def create(name: str, size: int) -> int:
         heap.close()
 
 
+def for_reading(descriptor: int) -> FileIO:
+    """Returns another open file of memory: what it cannot do, no copy of it can.
+
+    Raises:
+        StartupError: this system gives none.
+    """
+    try:
+        return FileIO(f"/proc/self/fd/{descriptor}")
+    except OSError as error:
+        raise StartupError(f"this system gives no memory that can only be read ({error})") from error
+
+
 class Budget:
     """Looks what memory is free before sparse memory is used, now and then. One thread at a time may call."""
 

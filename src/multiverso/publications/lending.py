@@ -17,7 +17,7 @@ import numpy as np
 from multiverso.errors import MultiversoError, StartupError
 from multiverso.layout import publications as at
 from multiverso.memory import mutex
-from multiverso.memory.heap import create
+from multiverso.memory.heap import create, for_reading
 from multiverso.memory.segment import Segment
 from multiverso.memory.words import load64, store64
 from multiverso.publications.tensors import Layout
@@ -35,13 +35,11 @@ class Loan(msgspec.Struct, frozen=True):
     Attributes:
         name: of the publication.
         line: which part of the readers' memory is its own.
-        slots: of the publication.
         layout: where each tensor lies in one.
     """
 
     name: str
     line: int
-    slots: int
     layout: Layout
 
 
@@ -155,16 +153,9 @@ class Lender:
         self._on_reader(request.seen)
         self.reached = max(self.reached, line + 1)
         self._lines[connection] = line
-        try:
-            # another open file of the same memory: what it cannot do, no copy of it can
-            reading = os.open(f"/proc/self/fd/{self._data}", os.O_RDONLY | os.O_CLOEXEC)
-        except OSError as error:
-            raise StartupError(f"this system gives no memory that can only be read ({error})") from error
-        try:
-            loan = msgspec.to_builtins(msgspec.structs.replace(self._loan, line=line))
-            connection.reply(request.id, {"loan": loan}, (reading, self._readers.fileno()))
-        finally:
-            os.close(reading)
+        loan = msgspec.to_builtins(msgspec.structs.replace(self._loan, line=line))
+        with for_reading(self._data) as data:
+            connection.reply(request.id, {"loan": loan}, (data.fileno(), self._readers.fileno()))
 
     def _free_line(self) -> int:
         lent = set(self._lines.values())

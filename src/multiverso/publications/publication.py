@@ -5,13 +5,12 @@ A model's tensors are copied into a slot on several processors, with their check
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import os
 import threading
 from bisect import bisect
 from collections.abc import Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -31,8 +30,8 @@ if TYPE_CHECKING:
     from multiverso.publications.forwarding import Forwarder
     from multiverso.runtime.session.session import Session
 
-_CHUNK_WORDS = 1 << 19  # 4 MiB: what one thread copies at a time
-_WORTH_THREADS = 8 * _CHUNK_WORDS  # bytes
+_CHUNK_WORDS = 1 << 20  # 8 MiB: what one thread copies at a time
+_WORTH_THREADS = 32 << 20  # bytes
 _MOST_THREADS = 4
 
 
@@ -42,50 +41,38 @@ class Copier:
     def __init__(self) -> None:
         self._threads = min(_MOST_THREADS, len(os.sched_getaffinity(0)))
         self._pool: ThreadPoolExecutor | None = None
-        self._copying: list[Future[None]] = []
-
-    def settle(self) -> None:
-        """Waits for what a call that was interrupted has left under way."""
-        wait(self._copying)
+        self._under_way = False
 
     def copy(self, base: int, pairs: Sequence[tuple[Tensor, Leaf]]) -> list[int]:
         """Copies tensors into the slot at an address, and returns their checksums, as int64."""
+        if self._under_way:
+            self.close()  # a call was interrupted: nothing of it goes on
         if self._threads == 1 or sum(tensor.nbytes for tensor, _ in pairs) < _WORTH_THREADS:
             return [_wrapped(_copy_part(base, tensor, leaf, 0, tensor.words)) for tensor, leaf in pairs]
+        if self._pool is None:
+            self._pool = ThreadPoolExecutor(self._threads, "multiverso-publish")
+
+        def part(which: tuple[int, int]) -> int:
+            tensor, leaf = pairs[which[0]]
+            return _copy_part(base, tensor, leaf, which[1], min(_CHUNK_WORDS, tensor.words - which[1]))
+
         parts = [
-            (number, tensor, leaf, first, min(_CHUNK_WORDS, tensor.words - first))
-            for number, (tensor, leaf) in enumerate(pairs)
+            (number, first)
+            for number, (tensor, _) in enumerate(pairs)
             for first in range(0, tensor.words, _CHUNK_WORDS)
         ]
-        parts.reverse()
         totals = [0] * len(pairs)
-        adding = threading.Lock()
-
-        def work() -> None:
-            with contextlib.suppress(IndexError):
-                while True:
-                    number, tensor, leaf, first, count = parts.pop()
-                    total = _copy_part(base, tensor, leaf, first, count)
-                    with adding:
-                        totals[number] += total
-
-        if self._pool is None:
-            self._pool = ThreadPoolExecutor(self._threads - 1, "multiverso-publish")
-        try:
-            self._copying = [self._pool.submit(work) for _ in range(self._threads - 1)]
-            work()
-        except BaseException:
-            parts.clear()  # the others stop after the part in hand; the next call waits for them
-            raise
-        for copied in self._copying:
-            copied.result()
+        self._under_way = True
+        for (number, _), total in zip(parts, self._pool.map(part, parts), strict=True):
+            totals[number] += total
+        self._under_way = False
         return [_wrapped(total) for total in totals]
 
     def close(self) -> None:
-        """Ends the threads."""
-        self.settle()
+        """Ends the threads, after the parts that they copy."""
         if self._pool is not None:
-            self._pool.shutdown()
+            self._pool.shutdown(cancel_futures=True)
+        self._pool, self._under_way = None, False
 
 
 def _copy_part(base: int, tensor: Tensor, leaf: Leaf, first: int, count: int) -> int:
@@ -160,8 +147,8 @@ class Publication(InProcess):
         name: by which readers find it.
         like: a model whose tensors have the names, shapes and dtypes of what will be published: a PyTorch module, a
             Keras model, or arrays and tensors of any dtype in dicts and lists. Its values are not published.
-        slots: versions that can be in memory at a time, 2 to 8. Two are taken at once, others when readers keep
-            versions.
+        slots: versions that can be in memory at a time, up to 8. Two are taken at once, others when readers keep
+            versions. 1 is for what is published once, as a file is: all further versions are left out.
 
     Attributes:
         name: its name.
@@ -169,7 +156,7 @@ class Publication(InProcess):
     Raises:
         StartupError: another process publishes under this name; the message names it. When it has ended, or is dead,
             the same call succeeds.
-        OutOfMemoryError: there is no room for two slots. Nothing was taken.
+        OutOfMemoryError: there is no room for two slots (or one, of one). Nothing was taken.
         ValueError, TypeError: there is no tensor in ``like``, or something that is none.
 
     Examples:
@@ -183,7 +170,7 @@ class Publication(InProcess):
 
     def __init__(self, name: str, like: Any, *, slots: int = 3) -> None:
         self.name = names.checked(name)
-        slots = whole(slots, "slots", 2, at.MOST_SLOTS)
+        slots = whole(slots, "slots", 1, at.MOST_SLOTS)
         layout = layout_of(leaves_of(like))
         self._pid = os.getpid()
         self._lock, self._naming = threading.RLock(), threading.Lock()
@@ -241,7 +228,6 @@ class Publication(InProcess):
         leaves = arranged(leaves_of(model), slots.layout)
         with self._lock:
             self._check()
-            self._copier.settle()
             slot = slots.take(deadline)
             if slot is None:
                 slots.left_out += 1
@@ -276,17 +262,12 @@ class Publication(InProcess):
             StartupError: the port is taken, or what encrypts is not installed. Or it is forwarded already.
             ValueError: there is no such port, or the token is too short.
         """
-        from multiverso.hosts.transport.listener import open_port
-        from multiverso.publications.forwarding import Forwarder
-        from multiverso.publications.traffic import credentials_of
-
         port = whole(port, "port", 0, 65535)
-        credentials = credentials_of(self.name, token, encrypted)
         with self._lock:
             self._check()
             if self._forwarder is not None:
                 raise StartupError(f"publication {self.name!r} is forwarded at {self._forwarder.address} already")
-            self._forwarder = Forwarder(self.name, self._job, open_port((address, port)), credentials)
+            self._forwarder = self._forwarder_at((address, port), token, encrypted)
             return self._forwarder.address
 
     def accepts(self, version: int, lag: int) -> bool:
@@ -330,15 +311,18 @@ class Publication(InProcess):
 
     def _forward_to_job(self, session: Session) -> None:
         """Lets the other hosts of the job follow, with what its nodes know."""
+        what = f"this host's node to tell the others of the publication {self.name!r}"
+        how = session.node.ask(Publish(name=self.name), what)
+        self._to_job = self._forwarder_at((how["bind"], 0), how["token"], how["encrypted"])
+        session.node.ask(Publish(name=self.name, port=self._to_job.address[1]), what)
+
+    def _forwarder_at(self, place: tuple[str, int], token: str, encrypted: bool) -> Forwarder:
         from multiverso.hosts.transport.listener import open_port
         from multiverso.publications.forwarding import Forwarder
         from multiverso.publications.traffic import credentials_of
 
-        what = f"this host's node to tell the others of the publication {self.name!r}"
-        how = session.node.ask(Publish(name=self.name), what)
-        credentials = credentials_of(self.name, how["token"], how["encrypted"])
-        self._to_job = Forwarder(self.name, self._job, open_port((how["bind"], 0)), credentials)
-        session.node.ask(Publish(name=self.name, port=self._to_job.address[1]), what)
+        credentials = credentials_of(self.name, token, encrypted)
+        return Forwarder(self.name, self._job, open_port(place), credentials)
 
     def _check(self) -> None:
         if self._pid != os.getpid():

@@ -66,13 +66,13 @@ class Slots:
     Args:
         name, job: under which readers find it.
         layout: of each slot.
-        number: how many there may be; two are taken at once.
+        number: how many there may be; two are taken at once, if there may be.
         on_reader: called by the lender with the newest version that a reader has had before it comes here.
         sent_bytes: returns how many bytes of it went to other hosts.
 
     Raises:
         StartupError: another process publishes under this name.
-        OutOfMemoryError: there is no room for two slots.
+        OutOfMemoryError: there is no room for those that are taken at once.
     """
 
     def __init__(
@@ -89,16 +89,15 @@ class Slots:
         listener = names.take(name, job)
         try:
             self._heap = Heap("publication")
-            what = f"publication {name!r} ({layout.nbytes / 1e6:,.1f} MB, at least twice)"
-            advice = "publish fewer tensors, or in a narrower dtype"
-            self._heap.reserve(at.HEADER.size + 2 * self._size, what, advice)
-            self._there = 2  # slots whose memory is there
+            self._there = min(2, number)  # slots whose memory is there
+            what = f"publication {name!r} ({layout.nbytes / 1e6:,.1f} MB, {'twice' if self._there > 1 else 'once'})"
+            self._heap.reserve(self.nbytes, what, "publish fewer tensors, or in a narrower dtype")
             self.left_out = 0
             self._step: int | None = None
             os.ftruncate(self._heap.descriptor, at.HEADER.size + number * self._size)
             self._memory = Segment(self._heap.descriptor, sparse=True)
             self._current, self._event = (self._memory.address + word for word in (at.CURRENT, at.EVENT))
-            loan = Loan(name, 0, number, layout)
+            loan = Loan(name, 0, layout)
             self._lender = Lender(listener, loan, self._heap.descriptor, on_reader, self._status)
         except BaseException:
             listener.close()

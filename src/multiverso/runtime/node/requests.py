@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from dataclasses import dataclass
 from typing import Any
@@ -10,6 +9,7 @@ from typing import Any
 from multiverso.errors import MultiversoError, StartupError
 from multiverso.hosts.control.messages import Note
 from multiverso.layout import words as at
+from multiverso.memory.heap import for_reading
 from multiverso.runtime.job.logged import MEMORY
 from multiverso.runtime.job.processes import note_of
 from multiverso.runtime.node.catalogue import Catalogue
@@ -180,13 +180,6 @@ def _look(connection: Connection, request: asked.Look, catalogue: Catalogue, des
     if piece is None:
         connection.reply(request.id, {"offset": None})
         return
-    try:
-        # another open file of the same memory: what it cannot do, no copy of it can
-        reading = os.open(f"/proc/self/fd/{descriptor}", os.O_RDONLY | os.O_CLOEXEC)
-    except OSError as error:
-        raise StartupError(f"this system gives no memory that can only be read ({error})") from error
-    try:
+    with for_reading(descriptor) as reading:
         catalogue.lend(piece, connection)
-        connection.reply(request.id, {"offset": piece.offset, "size": piece.size}, (reading,))
-    finally:
-        os.close(reading)
+        connection.reply(request.id, {"offset": piece.offset, "size": piece.size}, (reading.fileno(),))
