@@ -40,39 +40,39 @@ def init(
 ) -> Session:
     """Joins the job that this process belongs to; returns its session when all workers have joined.
 
-    Which job that is, is found in the environment: `multiverso run`, mpirun, torchrun and srun leave their
-    marks there, and a plain ``python train.py`` is a job of one worker.
+    The environment variables of `multiverso run`, mpirun, torchrun and srun identify the job; a plain
+    ``python train.py`` is a job of one worker.
 
     Args:
         sync: synchronous rounds: the i-th ``get`` of a table returns the same bits in every worker.
         staleness: bounded staleness instead: a read waits for workers more than this many ticks behind.
-        quorum: with ``sync=True``: a round is closed when all workers have come to it, or when so many have and
-            ``grace_seconds`` are over: a number of workers, or a fraction of those that are there, rounded up
-            (``0.75``). What a worker adds that comes later is in the next round, once, and its read returns that one's
-            values (Chen et al. 2016, "Revisiting Distributed Synchronous SGD", without dropping anything). One host.
-        grace_seconds: how long a round stays open for the others once so many have come; 0 by default. ``"auto"``: a
-            tenth of what a worker takes from a read to the next (the median of its last nine; 0 for its first read),
-            so that those who are about as fast are in the same round, and nobody waits longer for one who is not.
-        record: a folder in which each worker writes, when it leaves, which rounds its reads were in.
-        replay: such a folder: each round has the workers that it had then, so that the same program gets the same bits.
-        on_lost: what waits do when a worker dies: ``"stop"`` raise WorkerLostError (default), ``"continue"``
-            continue without it. None takes what the launcher was told.
+        quorum: with ``sync=True``: a round closes when all workers have reached it, or when this many have and
+            ``grace_seconds`` are over: a number of workers, or a fraction of the live ones, rounded up (``0.75``). A
+            late worker's adds count once, in the next round, and its read returns that round's values (Chen et al.
+            2016, "Revisiting Distributed Synchronous SGD", without dropping anything). One host only.
+        grace_seconds: how long a round stays open after the quorum has come; 0 by default. ``"auto"``: a tenth of a
+            worker's time from one read to the next (the median of its last nine; 0 for its first read).
+        record: a folder to which each worker writes, when it leaves, which rounds its reads were in.
+        replay: such a folder: each round has the same workers as then, so the same program gets the same bits.
+        on_lost: when a worker dies, waits raise WorkerLostError (``"stop"``, the default) or continue without it
+            (``"continue"``). None takes the launcher's option.
         wire: the format in which changes travel between hosts: ``"native"`` (default), ``"float32"``, ``"bfloat16"``,
-            ``"int8"``, ``"topk"`` or ``"topk:0.05"``. This and the next two mean nothing in a job on one host; with
-            ``sync=True`` they are refused there, too.
-        every: how often a host sends what has changed: a number of seconds, or ``"100 adds"`` of its workers to a
-            table; by default as soon as anything has changed. A bare number is *seconds* here (``every=0.5``), while
+            ``"int8"``, ``"topk"`` or ``"topk:0.05"``. This and the next two have no effect on one host; with
+            ``sync=True`` they are always refused.
+        every: how often a host sends its changes: a number of seconds, or ``"100 adds"`` of its workers to a
+            table; by default at once. A bare number is *seconds* here (``every=0.5``), while
             the ``every`` of `checkpoint` and of parameter managers counts *steps*.
-        between: what is made of the changes of the hosts: ``"sum"`` (default), ``"mean"``, ``"local_sgd"``,
+        between: how the hosts' changes are combined: ``"sum"`` (default), ``"mean"``, ``"local_sgd"``,
             ``"diloco"`` or ``"diloco:LR,MOMENTUM"``. Tables of integers are summed.
         timeout_seconds: deadline of barriers, rounds and clocks; by default MULTIVERSO_TIMEOUT_SECONDS, or
             30 minutes.
-        start_timeout_seconds: deadline for all workers to come; 120 s by default.
-        exist_ok: returns the session that is open already, for a notebook's cell that runs again; its options have to
-            be these.
+        start_timeout_seconds: deadline for all workers to join; 120 s by default.
+        exist_ok: return the open session, if there is one with the same options: for a notebook's cell that runs
+            again.
 
     Returns:
-        The session that all functions of this module act on. With ``with mv.init():`` the block's end is `shutdown`.
+        The session that all functions of this module use. In a ``with`` statement the end of the block calls
+        `shutdown`.
 
     Raises:
         StartupError: already initialised, not on Linux, arguments that make no sense or exclude each other, or other
@@ -137,8 +137,8 @@ def shutdown() -> None:
 def barrier(timeout_seconds: float | None = None) -> None:
     """Waits until every live worker has reached this barrier.
 
-    This worker's pending adds are finished first, so after it everyone reads the same. In synchronous mode it
-    neither ends a round nor commits anything.
+    This worker's pending adds are finished first, so after it everyone reads the same. It does not end a
+    synchronous round.
 
     Args:
         timeout_seconds: deadline of the wait, instead of the session's.
@@ -194,12 +194,12 @@ def all_reduce(
         The result: ``out``, or a new array.
 
     Raises:
-        ShapeMismatchError, DtypeMismatchError: the workers called with different things, or ``out`` does not fit.
-        NotInThisJobError: the workers of this job come and go.
+        ShapeMismatchError, DtypeMismatchError: the workers' arguments differ, or ``out`` does not fit.
+        NotInThisJobError: the number of workers is not fixed in this job.
         WorkerLostError: a worker died or left; nothing more can be reduced.
-        WaitTimeoutError, DeadlockError, NodeLostError: the wait could not end well. Called again with the same array it
+        WaitTimeoutError, DeadlockError, NodeLostError: the wait failed. Called again with the same array it
             continues where it stopped.
-        InterruptedRoundError: another call raised before it was done, and has to be finished first.
+        InterruptedRoundError: another call was interrupted, and has to be finished first.
         ValueError: ``op`` is none of these.
 
     Examples:
@@ -220,11 +220,11 @@ def server_id() -> int:
 
 
 def incarnation() -> int:
-    """Returns how many processes had this worker's place before, and died: 0 where none has.
+    """Returns how many processes had this worker's number before, and died.
 
-    Above 0 (``multiverso run --on-failure continue --replace N``) the tables have the values of now, whatever this
-    worker gives as initial values, and barriers that the others have passed return at once. What is only this worker's
-    own (a step, an optimizer, a place in the data) comes from its last checkpoint, if it makes some.
+    Above 0 (``multiverso run --on-failure continue --replace N``) the tables keep their current values, whatever the
+    initial values of this process, and barriers that the others have passed return at once. The worker's own state (a
+    step, an optimizer, a place in the data) comes from its last checkpoint, if it makes any.
     """
     return current().incarnation
 
@@ -273,33 +273,33 @@ def shard(n: int, epoch: int = 0, seed: int = 0, equal: bool = True) -> npt.NDAr
 def batches(
     n: int, size: int, *, seed: int = 0, epoch: int | None = None, timeout_seconds: float | None = None
 ) -> Iterator[npt.NDArray[np.int64]]:
-    """Deals one shuffled epoch of ``n`` samples to the workers as they ask: a slow one gets fewer batches.
+    """Hands out one shuffled epoch of ``n`` samples on demand: a slow worker gets fewer batches.
 
-    Each sample is in exactly one batch of one worker. The loop ends in all workers at once, when every batch has been
-    worked on, so that nobody waits for longer than one batch of the slowest. What a worker has is finished when
-    it asks for the next or leaves the loop. One that dies, or leaves the job, before that gives its batch back: with
-    ``on_lost="continue"`` the next one that asks gets it, so that its samples may count twice, and no others.
+    Each sample is in exactly one batch of one worker. The loop ends in all workers at once, when every batch is done,
+    so nobody waits for longer than one batch of the slowest worker. A batch is done when its worker asks for the next
+    one or leaves the loop. If the worker dies or leaves the job before that, another worker gets the batch (with
+    ``on_lost="continue"``), so its samples may count twice, and no others.
 
     Collective: all workers that train call it equally often, with the same arguments; the next epoch begins when
-    all of them have left the loop. Loops cannot be nested. A worker that joins the job later finds the epochs
-    before it over at once. Asynchronous mode only: rounds need equal parts, see `shard`.
+    all of them have left the loop. Loops cannot be nested. For a worker that joins the job later, earlier epochs are
+    over at once. Asynchronous mode only: rounds need equal parts, see `shard`.
 
     Args:
         n: how many samples there are, 0 or more.
-        size: the most samples of a batch, 1 or more; the epoch's last one has what is left.
+        size: the most samples of a batch, 1 or more; the epoch's last batch may be smaller.
         seed: of the shuffle, 0 or more.
         epoch: its number, 0 or more; a different shuffle for each. By default the one after the last of the same ``n``,
             ``size`` and ``seed`` in this session, from 0.
         timeout_seconds: deadline of each wait for others, instead of the session's.
 
     Yields:
-        Sample numbers in 0 .. n - 1: int64, of shape (at most ``size``,), an array of the caller's own. Which batches
-        there are, and in what order they are dealt, depends on ``seed`` and ``epoch`` only; who gets which does not.
+        Sample numbers in 0 .. n - 1: int64, of shape (at most ``size``,), an array of the caller's own. The batches
+        and their order depend on ``seed`` and ``epoch`` only; which worker gets which depends on the timing.
 
     Raises:
         TableMismatchError: other workers have called it with other arguments.
         WorkerLostError: a worker died in the middle of a batch (with ``on_lost="stop"``).
-        StartupError: in synchronous and bounded mode, and where loops are nested.
+        StartupError: the job is synchronous or bounded, or the loop is nested.
         WaitTimeoutError, NodeLostError, DeadlockError: see ``multiverso.errors``.
 
     Examples:
@@ -315,7 +315,9 @@ def batches(
 
 
 def log(*, step: int | None = None, **values: Any) -> None:
-    """Publishes how training goes: `multiverso top` shows each worker's last values, `mv.log(loss=...)`.
+    """Publishes numbers such as the loss: `mv.log(loss=...)`.
+
+    `multiverso top` and the page show each worker's last values.
 
     With MULTIVERSO_TENSORBOARD=FOLDER they are written for TensorBoard, too, to ``FOLDER/<script>-<job>/worker-<i>``.
     Costs a few microseconds, without waiting.
@@ -325,8 +327,8 @@ def log(*, step: int | None = None, **values: Any) -> None:
         values: numbers by name, or arrays or tensors of one number. About a kilobyte of them is shown.
 
     Raises:
-        TypeError: a value is not a number; nothing is said.
-        ImportError: files for TensorBoard are asked for, and it is not installed.
+        TypeError: a value is not a number; nothing is published.
+        ImportError: MULTIVERSO_TENSORBOARD is set, and TensorBoard is not installed.
     """
     from multiverso.tables.log import log_of
 
@@ -349,12 +351,12 @@ def stats() -> dict[str, Any]:
 def save(directory: str | os.PathLike[str]) -> None:
     """Writes all tables of this worker's session to a directory, whole or not at all.
 
-    Call it in one worker or in all. One at a time writes; a worker that has waited for another's save, begun after
-    its own call, has nothing left to do. A load meanwhile finds the last finished save. See
-    `TableHandler.save`.
+    Call it in one worker or in all: one at a time writes, and a save that began after another worker's call serves for
+    both. A load meanwhile finds the last finished save. See `TableHandler.save`.
 
     Raises:
-        SnapshotError: it cannot be written, or there is a manifest that is not ours; the save before is still there.
+        SnapshotError: it cannot be written, or the directory has a manifest of something else. Earlier saves are still
+            there.
         WaitTimeoutError: another process is still saving there (``init(timeout_seconds=)``).
     """
     from multiverso.tables.collection import save_all
@@ -363,13 +365,13 @@ def save(directory: str | os.PathLike[str]) -> None:
 
 
 def load(directory: str | os.PathLike[str]) -> None:
-    """Replaces the values of all tables by what `save` wrote; all fit, or nothing is changed.
+    """Replaces the values of all tables by those of a `save`; all fit, or nothing is changed.
 
-    Create the same tables first. Call it in one worker (or in all), then ``barrier()``. It is for plain tables:
-    what a ``ParamManager`` shares is saved and loaded by its own ``save`` and ``load``.
+    Create the same tables first. Call it in one worker (or in all), then ``barrier()``. A ``ParamManager`` saves and
+    loads its tables by its own ``save`` and ``load``.
 
     Raises:
-        SnapshotError: no saved tables there, other tables than this session has, or tables that a rule moves.
+        SnapshotError: no saved tables there, other tables than this session's, or tables of a live ``ParamManager``.
     """
     from multiverso.tables.collection import load_all
 

@@ -1,4 +1,4 @@
-"""A job's work in pieces: dealt to the workers as they ask, shown while it runs, and saved now and then."""
+"""A job's work in pieces: handed out to the workers on demand, shown while it runs, and saved now and then."""
 
 from __future__ import annotations
 

@@ -56,7 +56,7 @@ _continued: set[tuple[str, int, str]] = set()  # the stores whose newest state a
 
 
 class Checkpoint(InProcess):
-    """A run that is saved beside the training, and resumed. Collective: all workers make it, in the same place.
+    """A run that is saved in the background, and resumed. Collective: all workers make it, in the same place.
 
     Attributes:
         newcomer: whether `restore` has given this worker what another one had handed over, as fewer had saved.
@@ -191,13 +191,13 @@ class Checkpoint(InProcess):
         return own
 
     def step(self, own: Own = None) -> bool:
-        """Counts a step of training, and hands over what is this worker's own where a checkpoint is due.
+        """Counts a step of training, and saves this worker's state if a checkpoint is due.
 
-        It waits for nothing but its own last checkpoint where that is still being written.
+        It waits only for its own last checkpoint, if that is still being written.
 
         Args:
-            own: what this worker wants to have back from `restore`: a dictionary of state, as for ``manager.save``, or
-                a function that returns it, which is called only when it is needed. It is copied.
+            own: the worker's state, which `restore` returns: a dictionary, as for ``manager.save``, or a function that
+                returns it, which is called only if a checkpoint is due. It is copied.
 
         Returns:
             Whether it did.
@@ -224,9 +224,9 @@ class Checkpoint(InProcess):
         return self._hand_over_if(True, own)
 
     def close(self) -> None:
-        """Waits until what has been handed over is written, and hands over no more. A second call does nothing.
+        """Waits until everything is written, and saves no more. A second call does nothing.
 
-        It takes part in a checkpoint that has been begun meanwhile, with what `step` was given last.
+        It takes part in a checkpoint that has begun meanwhile, with the last argument of `step`.
 
         Raises:
             SnapshotError: it could not be written.

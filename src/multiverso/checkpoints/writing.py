@@ -1,4 +1,4 @@
-"""The thread beside the training: it writes what a worker has handed over, and the leader's lets a generation count."""
+"""The thread during training: it writes what a worker has handed over, and the leader's lets a generation count."""
 
 from __future__ import annotations
 

@@ -75,7 +75,7 @@ def push_rows(rows: Rows, gradient: Any, *, learning_rate: float = 1.0) -> None:
     Args:
         rows: what `pull_rows` returned.
         gradient: by ``rows.values``, of its shape; waits until it is there.
-        learning_rate: what gradients are multiplied by; leave it at 1 for updaters with a learning rate of their own.
+        learning_rate: a factor of the gradients; leave it at 1 for updaters with a learning rate of their own.
 
     Raises:
         ShapeMismatchError: it has another shape; nothing was pushed.

@@ -1,4 +1,4 @@
-"""Whether JAX is there, and what differs between its versions. The only page that knows."""
+"""Whether JAX is there, and what differs between its versions. The only module that knows."""
 
 from __future__ import annotations
 

@@ -91,14 +91,14 @@ class ParamManager:
 
         Args:
             directory: the same for all workers, and for these parameters alone.
-            own: what this worker wants to have back: a pytree of arrays, keys, numbers and strings, such as
+            own: this worker's own state, a pytree of arrays, keys, numbers and strings, such as
                 ``{"params": params, "optimizer": optimizer_state, "key": key, "step": step}``. The parameters belong
                 in it wherever they have changed since the last exchange.
 
         Raises:
             TypeError: ``own`` holds something else; the message says where.
             SnapshotError: it went wrong in another worker; or the directory holds something else, which is kept.
-            WorkerLostError, NodeLostError, DeadlockError, WaitTimeoutError: not everyone came.
+            WorkerLostError, NodeLostError, DeadlockError, WaitTimeoutError: not all workers came.
         """
         leaves, structure = jax.tree.flatten(own)
         state = {"leaves": [_saved(leaf) for leaf in leaves], "structure": str(structure)}

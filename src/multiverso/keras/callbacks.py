@@ -29,7 +29,7 @@ class MVCallback(Callback):  # type: ignore[misc]  # Keras is seen as untyped
         session: the session to use instead of the current one.
 
     Raises:
-        ValueError: ``freq`` is no whole number, 1 or more; no table has been made.
+        ValueError: ``freq`` is not a whole number, 1 or more; no table has been made.
         TypeError: no model.
 
     Attributes:

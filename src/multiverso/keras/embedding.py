@@ -26,7 +26,7 @@ class Embedding(keras.layers.Layer):  # type: ignore[misc]  # Keras is seen as u
     Args:
         table: a `KeyedTable` (any ids, rows begin when they are trained) or a `MatrixTableHandler` (ids in
             0 .. num_row - 1), of floats, whose updater descends: ``"sgd"`` and the like.
-        learning_rate: what gradients are multiplied by before they are pushed; leave it at 1 for updaters with a
+        learning_rate: a factor of the gradients before they are pushed; leave it at 1 for updaters with a
             learning rate of their own.
 
     Raises:

@@ -1,4 +1,4 @@
-"""Which Keras, and what its backends need. The only page that knows."""
+"""Which Keras, and what its backends need. The only module that knows."""
 
 from __future__ import annotations
 

@@ -78,9 +78,9 @@ def run(
 ) -> list[Any]:
     """Calls `function(*args, **kwargs)` in each of several new processes, the workers of one job.
 
-    Blocks until all have ended. The workers are fresh interpreters: what the function uses travels with it,
-    even when it is defined in a notebook or a script, which is not run again and needs no guard. Their output
-    appears on this process's, each line with its worker's number. In the function, `multiverso.init()` joins
+    Blocks until all have ended. The workers are fresh interpreters: the function travels with its globals, even when it
+    is defined in a notebook or a script, which is not run again and needs no guard. Each line of their output appears
+    here with its worker's number. In the function, `multiverso.init()` joins
     the job; `multiverso.shutdown()` is called at its end if it did not do so. May be called from any thread.
 
     Args:
@@ -93,8 +93,8 @@ def run(
         on_failure: "stop" ends the others when a worker fails, and raises. "continue" lets them continue: the
             failed worker's place in the result holds its exception, which is raised when no worker succeeded.
         env: environment variables to set in the workers.
-        hosts: a rehearsal of this many hosts, which are all this machine: the workers are spread over them in their
-            order, and what is true between hosts is true between theirs (docs/how-to/hosts.md).
+        hosts: rehearse a job on this many hosts, which are all this machine (docs/how-to/hosts.md); workers are
+            numbered in host order.
         replace: with on_failure="continue": how many failed workers, in all, are started again in their places, and
             call the function again, while the others continue.
         page: show the job in the browser while it runs (extra ``page``): in a notebook in the cell, which keeps what it

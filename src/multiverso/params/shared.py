@@ -269,10 +269,10 @@ class SharedParams:
         self.as_one_call(_nothing, _nothing, whole)
 
     def finish(self, exchange: Callable[[], Result]) -> Result:
-        """After the last step, collective: everything that was learned is shared, and all workers have the same.
+        """Shares the rest of all changes after the last step, so that all workers have the same values; collective.
 
-        Whatever ``every`` and the rule's intervals are, it pushes what is left, waits until all workers have, and
-        takes the values of all. After one that raised, call it again.
+        Whatever ``every`` and the rule's intervals are, it pushes the rest, waits until all workers have, and takes the
+        values of all. After an exception, call it again.
 
         Args:
             exchange: `exchange`, or what a binding does instead.
@@ -292,7 +292,7 @@ class SharedParams:
         return result
 
     def begin(self) -> Callable[[], None]:
-        """Counts steps from here, and returns what exchanges: for another thread, beside the training."""
+        """Counts steps from here, and returns what exchanges: for another thread, during training."""
         self.hold.check()
         self._due.restart()
         return self._exchange_beside
@@ -333,7 +333,7 @@ class SharedParams:
         Args:
             directory: the same for all workers; for one `SharedParams` alone. A save takes the place of the one
                 before when it is complete, so for a moment both need room.
-            own: what this worker wants to have back: a dictionary of state (an optimizer's, random numbers', how
+            own: this worker's own state, a dictionary (an optimizer's, random numbers', how
                 many steps there were): numbers, strings, bytes, None, arrays of NumPy or JAX, tensors, and lists,
                 tuples and dictionaries of these. Nothing is pickled.
             files: writes more files of this worker into an empty folder.
@@ -342,7 +342,7 @@ class SharedParams:
             TypeError: ``own`` holds something else; the message says where.
             SnapshotError: it could not be written by some worker; or the directory holds something else, which is kept.
             InterruptedRoundError: an exchange was interrupted: finish it first, by calling it again.
-            WorkerLostError, NodeLostError, DeadlockError, WaitTimeoutError: not everyone came.
+            WorkerLostError, NodeLostError, DeadlockError, WaitTimeoutError: not all workers came.
         """
         checkpoints.save(self._session, directory, self.saved_tables(), lambda: self.collect_parts(own), files)
 
@@ -485,29 +485,28 @@ class Resumable:
         raise NotImplementedError
 
     def finish(self) -> None:
-        """After the last step, before the model is validated or saved: shares what is left; collective.
+        """Shares the rest of all changes after the last step, before the model is validated or saved; collective.
 
-        It pushes what this worker has learned since its last exchange, whatever ``every=`` and the rule's intervals
-        are, waits until all workers have, and takes the values of all. In a rule whose workers keep values of their
-        own (EASGD) those stay their own, and `SharedParams.centre` is what all have.
+        It pushes this worker's changes since its last exchange, whatever ``every=`` and the rule's intervals are, waits
+        until all workers have, and takes the values of all. Under EASGD workers keep their own values, and
+        `SharedParams.centre` returns the shared ones.
 
         Raises:
-            WorkerLostError, NodeLostError, DeadlockError, WaitTimeoutError: not everyone came. Call it again.
+            WorkerLostError, NodeLostError, DeadlockError, WaitTimeoutError: not all workers came. Call it again.
         """
         self._shared.finish(self.sync_all_param)
 
     def save(
         self, directory: str | os.PathLike[str], own: dict[str, Any] | None = None, *, files: Files | None = None
     ) -> None:
-        """Saves everything that this job continues from: collective, whole or not at all.
+        """Saves the job's state: collective, whole or not at all.
 
-        That is the shared parameters and the rule's state, and of each worker its model, what it has not exchanged
-        yet, and ``own``. Nothing is exchanged, and training continues as if nothing had been saved. If a worker is
-        killed meanwhile, what was saved before is still there.
+        The state is the shared parameters, the rule's state, and each worker's model, unexchanged changes and ``own``.
+        Nothing is exchanged. If a worker is killed meanwhile, the earlier save is still there.
 
         Args:
             directory: the same for all workers, and for this model alone.
-            own: what this worker wants to have back: a dictionary of state, such as
+            own: this worker's own state, a dictionary such as
                 ``{"optimizer": optimizer.state_dict(), "random": random_state(), "step": step}``. It may hold
                 tensors, arrays, numbers, strings, bytes, None, and dictionaries, lists and tuples of these; other
                 objects are refused, as nothing is pickled.
@@ -516,7 +515,7 @@ class Resumable:
         Raises:
             TypeError: ``own`` holds something else; the message says where.
             SnapshotError: it could not be written by some worker; or the directory holds something else, which is kept.
-            WorkerLostError, NodeLostError, DeadlockError, WaitTimeoutError: not everyone came.
+            WorkerLostError, NodeLostError, DeadlockError, WaitTimeoutError: not all workers came.
         """
         self._shared.save(directory, own, files=files)
 
@@ -525,16 +524,15 @@ class Resumable:
 
         Make the same model, its manager and its optimizer first.
 
-        There may be more or fewer workers than saved: with fewer, what those without a place had of their own is left
-        out; with more, the others begin from the shared values (see `newcomer`). A line on standard error says so.
+        There may be more or fewer workers than saved: with fewer, the parts of the missing workers are dropped; with
+        more, the additional workers begin from the shared values (see `newcomer`). A line on standard error says so.
 
         Args:
             directory: as for `save`.
             missing_ok: return None where nothing has been saved yet, as at a job's first start.
 
         Returns:
-            What this worker handed over as ``own``, or a newcomer what another worker did; tensors on the CPU, JAX's
-            arrays as NumPy's.
+            This worker's ``own`` (a newcomer's: another worker's); tensors on the CPU, JAX's arrays as NumPy's.
 
         Raises:
             SnapshotError: nothing is there, it is damaged, or it was saved of another model or by another rule; or
@@ -565,9 +563,9 @@ class Resumable:
 
     @property
     def newcomer(self) -> bool:
-        """Whether this worker had nothing of its own in what `load` loaded last, as fewer workers had saved it.
+        """Whether the last `load` had no part of this worker, because fewer workers had saved.
 
-        What `load` returned was another worker's then: a warm start for an optimizer, but random numbers that two
-        workers would draw alike (``set_random_state(state, apart=mv.worker_id())``).
+        It then returned another worker's ``own``: a warm start for an optimizer, but random numbers that two workers
+        would draw alike (``set_random_state(state, apart=mv.worker_id())``).
         """
         return self._shared.newcomer

@@ -136,28 +136,28 @@ class History:
 
 
 class Publication(InProcess):
-    """Hands versions of a model to processes that are not workers; the counterpart is `multiverso.subscribe`.
+    """Publishes versions of a model to processes that are not workers, which call `multiverso.subscribe`.
 
     Any process may publish, in a job or alone, without ``multiverso.init()``; one process at a time under a name. The
     model is copied into a slot of shared memory that nobody reads, and becomes current in one step: a reader has all
-    tensors of one version, or none. Readers are processes of the same user on this host; where a worker of a job on
-    several hosts publishes, on any of them. A publication lasts until `close`, or the end of its process.
+    tensors of one version, or none. Readers are processes of the same user on this host, or on any host of the
+    publisher's job. A publication lasts until `close`, or the end of its process.
 
     Args:
         name: by which readers find it.
-        like: a model whose tensors have the names, shapes and dtypes of what will be published: a PyTorch module, a
-            Keras model, or arrays and tensors of any dtype in dicts and lists. Its values are not published.
-        slots: versions that can be in memory at a time, up to 8. Two are taken at once, others when readers keep
+        like: a model with the names, shapes and dtypes of all later versions: a PyTorch module, a Keras model, or
+            arrays and tensors of any dtype in dicts and lists. Its values are not published.
+        slots: how many versions can be in memory at a time, 1 to 8. Two are allocated at once, others when readers keep
             versions. 1 is for what is published once, as a file is: all further versions are left out.
 
     Attributes:
         name: its name.
 
     Raises:
-        StartupError: another process publishes under this name; the message names it. When it has ended, or is dead,
-            the same call succeeds.
-        OutOfMemoryError: there is no room for two slots (or one, of one). Nothing was taken.
-        ValueError, TypeError: there is no tensor in ``like``, or something that is none.
+        StartupError: another process publishes under this name; the message names it. Once it has ended, the same call
+            succeeds.
+        OutOfMemoryError: there is not enough memory for two slots (or one, of one). Nothing was allocated.
+        ValueError, TypeError: ``like`` has no tensor, or has something else.
 
     Examples:
         >>> import numpy as np
@@ -195,7 +195,7 @@ class Publication(InProcess):
 
     @property
     def left_out(self) -> int:
-        """How many versions were not published, as readers kept every slot."""
+        """How many versions were not published because readers kept every slot."""
         return self._slots.left_out
 
     @property
@@ -206,21 +206,21 @@ class Publication(InProcess):
     def publish(self, model: Any, step: int | None = None, text: str = "", *, wait_seconds: float = 0.0) -> int | None:
         """Makes a copy of a model the current version.
 
-        It never waits for a reader by itself: where readers keep every slot, this version is left out and counted.
+        By default it does not wait for readers: if they keep every slot, this version is left out and counted.
 
         Args:
             model: as ``like`` was.
             step: of the training, for readers.
-            text: what else readers are to know, up to 4,000 bytes.
+            text: more for readers, up to 4,000 bytes.
             wait_seconds: how long to wait for a slot, if readers keep them all.
 
         Returns:
-            The version, one higher than the last; None where it was left out. A reader that has had a higher version
-            of an earlier publisher sees it under a number above that one, which is then `version`.
+            The version, one higher than the last; None if it was left out. If a reader has had a higher version of an
+            earlier publisher, the number is raised above that one (see `version`).
 
         Raises:
             ShapeMismatchError, DtypeMismatchError: other tensors than those of ``like``. Nothing was published.
-            ValueError: the step is no whole number, or the text too long. Nothing was published.
+            ValueError: the step is not a whole number, or the text too long. Nothing was published.
             ClosedError: it is closed, or this is a forked child.
         """
         deadline = Deadline.after(wait_seconds)
@@ -245,21 +245,21 @@ class Publication(InProcess):
     ) -> tuple[str, int]:
         """Lets other hosts follow this publication: ``mv.subscribe(name, address="host:port", token=token)`` there.
 
-        Each host has one copy, for all of its readers. What travels is what has changed since the version that was sent
-        there last, bit for bit, in the pace of the link; `publish` waits for none of it. A version that is being sent
-        keeps its slot, so give ``slots`` one more for each host whose link is slow.
+        Each host has one copy, for all of its readers. Only the bits that have changed since the last version sent to
+        it travel, at the pace of the link; `publish` does not wait for that. A version that is being sent keeps its
+        slot, so give ``slots`` one more for each host whose link is slow.
 
         Args:
             port: where followers connect; 0 for any that is free.
             token: a secret of 16 characters or more that followers have to know.
             address: of this host, if not all of its addresses are to be used.
-            encrypted: False for a network that is trusted, where speed matters more.
+            encrypted: False to encrypt nothing, on a network that you trust.
 
         Returns:
             The address and port.
 
         Raises:
-            StartupError: the port is taken, or what encrypts is not installed. Or it is forwarded already.
+            StartupError: the port is taken, pyOpenSSL is not installed, or the publication is forwarded already.
             ValueError: there is no such port, or the token is too short.
         """
         port = whole(port, "port", 0, 65535)
@@ -271,16 +271,16 @@ class Publication(InProcess):
             return self._forwarder.address
 
     def accepts(self, version: int, lag: int) -> bool:
-        """Returns whether a sample that was made with a version may still be learned from.
+        """Returns whether a sample that was made with a version is new enough to learn from.
 
-        The learner's version moves in ``publish`` only, so a run that is repeated accepts the same samples.
+        The version changes in ``publish`` only, so a repeated run accepts the same samples.
 
         Args:
             version: of the snapshot that the sample was made with.
-            lag: how many versions newer the current one may be at most; 0 or more.
+            lag: by how many versions the current one may be newer; 0 or more.
 
         Returns:
-            False too for a version that another publisher of this name has made.
+            False also for a version of another publisher of this name.
         """
         return self._history.accepts(whole(version, "version", 0), whole(lag, "lag", 0))
 

@@ -43,7 +43,7 @@ class Note(msgspec.Struct, frozen=True):
         """Returns the one of a version that is made now.
 
         Raises:
-            ValueError: the text is none, or too long; or the step is no whole number of 64 bits.
+            ValueError: the text is none, or too long; or the step is not a whole number of 64 bits.
         """
         if not isinstance(text, str) or len(text.encode()) > at.MOST_TEXT:
             raise ValueError(f"text is a text of {at.MOST_TEXT} bytes at most; got {text!r:.100}")

@@ -33,9 +33,8 @@ Array = npt.NDArray[Any]
 class Snapshot(Mapping[str, Array], InProcess):
     """A whole version: a mapping from names to arrays that are the shared memory itself, and cannot be written to.
 
-    Nothing is copied. As long as the snapshot or any array of it is referred to, its publisher leaves this version
-    alone and
-    uses other slots: let it go when the next one is wanted, best by ``with``.
+    Nothing is copied. As long as the snapshot or any array of it is referred to, its publisher does not overwrite this
+    version and uses other slots: release it before you take the next one, best by ``with``.
 
     Attributes:
         version: its number, higher than those before.
@@ -48,7 +47,7 @@ class Snapshot(Mapping[str, Array], InProcess):
 
     @property
     def step(self) -> int | None:
-        """The training's step, if its publisher has said one."""
+        """The training's step, if the publisher has passed one."""
         return self.note.step
 
     @property
@@ -58,20 +57,20 @@ class Snapshot(Mapping[str, Array], InProcess):
 
     @property
     def text(self) -> str:
-        """What its publisher has said beside it."""
+        """The text that the publisher has passed."""
         return self.note.text
 
     @property
     def checksums(self) -> dict[str, int]:
-        """The checksum of each tensor, below 2**64, as its publisher has worked it out while it copied."""
+        """The checksum of each tensor, below 2**64, computed by the publisher."""
         sums = self.sums.view(np.uint64)
         return {name: int(sums[number]) for name, number in self.layout.by_name.items()}
 
     @property
     def ticket(self) -> str:
-        """What another process here gives to `Subscription.redeem` to read this very version.
+        """An argument for another process's `Subscription.redeem`, which then reads this very version.
 
-        This snapshot has to be kept until that process has let the version go.
+        Keep this snapshot until that process has released the version.
         """
         self._bytes()
         return f"{self._attachment.memory_id:x}-{self._pin.word:x}"
@@ -80,7 +79,7 @@ class Snapshot(Mapping[str, Array], InProcess):
         """Reads all tensors and compares their checksums.
 
         Raises:
-            SnapshotError: one differs, which only broken memory can bring about.
+            SnapshotError: one differs, which only broken memory can cause.
         """
         base, add_up = self._bytes().__array_interface__["data"][0], kernels.summed.compiled()
         for tensor, checksum in zip(self.layout.tensors, self.sums, strict=True):
@@ -90,9 +89,8 @@ class Snapshot(Mapping[str, Array], InProcess):
     def torch(self) -> dict[str, Any]:
         """Returns PyTorch tensors that are the shared memory itself.
 
-        ``model.load_state_dict(snapshot.torch(), assign=True)`` makes them a model's parameters without a copy. They
-        must not
-        be written to: that ends the process (SIGSEGV), as the memory is mapped for reading only.
+        ``model.load_state_dict(snapshot.torch(), assign=True)`` makes them a model's parameters without a copy. The
+        memory is mapped read-only: a write to it ends the process (SIGSEGV).
         """
         memory = self._bytes()
         return {name: as_tensor(memory, self.layout.tensors[number]) for name, number in self.layout.by_name.items()}
@@ -128,7 +126,7 @@ class Snapshot(Mapping[str, Array], InProcess):
         save(path, self._bytes(), self.layout, meta if self.step is None else {**meta, "step": str(self.step)})
 
     def release(self) -> None:
-        """Lets it go: arrays that were taken from it stay good, and keep this version until they are gone, too."""
+        """Releases it. Arrays that were taken from it stay valid, and keep this version until they are gone, too."""
         self._memory = None
         self._pin = None  # type: ignore[assignment]
 

@@ -32,7 +32,7 @@ _open: weakref.WeakSet[Subscription] = weakref.WeakSet()
 
 
 class Subscription(InProcess):
-    """What this process reads of a publication; from `subscribe`. May be used by several threads.
+    """A process's connection to a publication; from `subscribe`. May be used by several threads.
 
     Attributes:
         name: of the publication.
@@ -127,15 +127,15 @@ class Subscription(InProcess):
                 raise WaitTimeoutError(self._what_is_missing(newer_than, deadline))
 
     def redeem(self, ticket: str, timeout_seconds: float | None = None) -> Snapshot:
-        """Returns the very version that another process has a snapshot of, and keeps until this one is released.
+        """Returns the version of another process's snapshot, which that process keeps until this one is released.
 
         Args:
             ticket: the other's `Snapshot.ticket`.
             timeout_seconds: for its publisher to be found from here; by default the subscription's.
 
         Raises:
-            SnapshotError: nobody keeps that version any more, or it is no ticket.
-            WaitTimeoutError: its publisher is not the one that is followed here.
+            SnapshotError: nobody keeps that version any more, or the ticket is invalid.
+            WaitTimeoutError: this subscription follows another publisher.
             ClosedError: as `latest`.
         """
         try:
@@ -175,7 +175,7 @@ class Subscription(InProcess):
             return snapshot.version
 
     def close(self) -> None:
-        """Ends it. Snapshots and arrays that are still referred to stay good. May be called again."""
+        """Ends it. Snapshots and arrays that are still referred to stay valid. May be called again."""
         self._closing.set()
         if self._pid == os.getpid() and threading.current_thread() is not self._thread:
             with contextlib.suppress(OSError):
@@ -326,26 +326,26 @@ def subscribe(
 ) -> Subscription:
     """Returns a subscription to a publication of this user on this host; see `multiverso.Publication`.
 
-    Or to one of a worker on another host of a job that has workers on this one: a process of this host receives it, and
-    all readers here share its copy.
+    The publisher may be a worker on another host of a job that has workers on this one: one process of this host
+    receives, and all readers here share its copy.
 
-    It returns at once; what is read first waits for a publisher and its first version. When the publisher ends or
-    dies, its last version stays, and the next publisher of the name is followed, whose versions are higher.
+    It returns at once; the first read waits for a publisher and its first version. When the publisher ends or dies, its
+    last version stays, and the subscription follows the next publisher of the name, whose versions are higher.
 
     Args:
         name: of the publication.
-        job: the address of the job that publishes it, as ``multiverso top --json`` and MULTIVERSO_NODE have it. By
-            default the only one here that does.
-        address: ``host:port`` of a publication on another host, from ``Publication.forward``: that one and no other.
-            One process of this host receives it, and all that subscribe here with this address and token read the same
-            copy; when that process ends, another one goes on.
-        token: what the publication was forwarded with.
-        encrypted: False where it was forwarded so.
+        job: the address of the publishing job, from ``multiverso top --json`` or MULTIVERSO_NODE. By default the only
+            one here that publishes this name.
+        address: ``host:port`` of a publication on another host, from ``Publication.forward``. One process of this host
+            receives it, and all that subscribe here with this address and token read its copy; when that process ends,
+            another one takes over.
+        token: the token of ``Publication.forward``.
+        encrypted: False if ``Publication.forward`` was called so.
         timeout_seconds: deadline of each wait for a version.
 
     Raises:
-        ValueError: the name is empty or too long, or it is no address, or no token; ``job`` and ``address``.
-        StartupError: what encrypts connections between hosts is not installed.
+        ValueError: an invalid name, address or token; or both ``job`` and ``address``.
+        StartupError: pyOpenSSL, which encrypts connections between hosts, is not installed.
 
     Examples:
         >>> import numpy as np

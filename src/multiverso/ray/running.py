@@ -47,9 +47,9 @@ def run(
 ) -> list[Any]:
     """Calls `function(*args, **kwargs)` in each of several workers of one job on a Ray cluster.
 
-    What `multiverso.run` is on one host: the same function, results and exceptions. Ray places the workers and reports
-    their ends; each host that gets one has a node in an actor beside them, and what the workers share stays in the
-    hosts' memory and goes from node to node. Blocks until all workers have ended. Connects to the cluster that
+    It takes the same function as `multiverso.run`, and has the same results and exceptions. Ray places the workers and
+    reports their ends; each of their hosts has a node in an actor. Tables stay in the hosts' memory, and their changes
+    go from node to node. Blocks until all workers have ended. Connects to the cluster that
     ``RAY_ADDRESS`` or ``ray.init`` names, and starts a local one where there is none.
 
     Args:
@@ -61,15 +61,15 @@ def run(
         on_failure: "stop" ends the others when a worker fails, and raises. "continue" lets them continue without those
             who failed, and without a host that is lost, unless it is the first one.
         env: environment variables to set in the workers.
-        cpus_per_worker: processors that Ray sets aside for each.
+        cpus_per_worker: processors that Ray reserves for each.
         gpus_per_worker: GPUs for each; Ray sets CUDA_VISIBLE_DEVICES.
         resources_per_worker: other resources of Ray's, by name.
         strategy: how Ray spreads the workers over hosts: "PACK" (as few hosts as can be), "SPREAD", "STRICT_PACK",
             "STRICT_SPREAD".
         wire: what travels between hosts, as in `init`.
         every: how often, as in `init`: a bare number is seconds.
-        between: what is made of it, as in `init`.
-        encrypted: whether hosts encrypt what they send each other.
+        between: how the hosts' changes are combined, as in `init`.
+        encrypted: whether connections between hosts are encrypted.
         max_restarts: how often all workers are started again, where Ray then has room, when a worker or a host has died
             (not when the function raises). `multiverso.checkpoint` continues then from what it has saved, where all
             hosts see that; `multiverso.restarts` says how often that was.

@@ -103,7 +103,7 @@ class Shared:
         Raises:
             ShapeMismatchError, DtypeMismatchError: ``local`` does not fit; nothing was changed.
             MultiversoError: this worker has shared the table by its name once more since.
-            WorkerLostError, NodeLostError, DeadlockError, WaitTimeoutError: the wait could not end well.
+            WorkerLostError, NodeLostError, DeadlockError, WaitTimeoutError: the wait failed.
 
         A call that raised has not returned: call it again with the same array, and it is finished; what it had done
         is not done again.

@@ -35,9 +35,9 @@ class ArrayTableHandler(TableHandler[Scalar]):
             that has left), ``"mean"`` or ``"sum"`` of all.
         session: the session it belongs to; the current one by default.
         master: this worker's initial value counts instead of the lowest worker's (one worker may say so).
-        wire, every: of this table, instead of ``init``'s: how differences travel between hosts, and how
-            often (a bare number is seconds). They mean nothing on one host, and in synchronous jobs.
-        holds: what lies in it, in words, which are to be equal in all workers.
+        wire, every: of this table, instead of ``init``'s: how differences travel between hosts, and how often (a bare
+            number is seconds). They have no effect on one host, and in synchronous jobs.
+        holds: a description of its contents, equal in all workers.
 
     Raises:
         NotInitializedError: there is no session; call ``init`` first.
@@ -46,9 +46,9 @@ class ArrayTableHandler(TableHandler[Scalar]):
         ValueError: an unknown updater's name, or an invalid ``name`` or ``initial``.
         StartupError: an unknown ``wire``, or an invalid ``every``.
         TableMismatchError: other workers asked for another table.
-        OutOfMemoryError: there is no room for it.
+        OutOfMemoryError: there is not enough memory.
         WaitTimeoutError: not all workers have made it in time (``init(start_timeout_seconds=)``).
-        WorkerLostError, NodeLostError, DeadlockError: the wait for the others could not end well.
+        WorkerLostError, NodeLostError, DeadlockError: the wait for the others failed.
 
     Examples:
         >>> import multiverso as mv

@@ -16,16 +16,16 @@ _LOWEST, _HIGHEST = -(1 << 63), (1 << 63) - 1
 class Counter(InProcess):
     """A whole number of 64 bits that all workers of the job share, 0 at first.
 
-    Made by the first worker that asks for the name; the others attach to it whenever they come. It lasts as long as
-    the job, is not saved, and knows no rounds: a change is seen at once, in every consistency. In a job on several
-    hosts the first host's node keeps it, and each use of it asks there.
+    The first worker that asks for the name makes it; the others attach to it. It lasts as long as the job, is not
+    saved, and has no rounds: a change is visible at once, in every consistency. In a job on several hosts the first
+    host's node keeps it, and each use takes a round trip.
 
     Args:
         name: what the workers call it; tables have names of their own.
         session: the session; the current one by default.
 
     Raises:
-        ValueError: ``name`` is no such text.
+        ValueError: ``name`` is not a valid name.
 
     Examples:
         >>> import multiverso as mv
@@ -47,8 +47,8 @@ class Counter(InProcess):
     def fetch_add(self, amount: int = 1, timeout_seconds: float | None = None) -> int:
         """Adds to the number and returns what it was before; no two workers get the same.
 
-        Takes a few microseconds, across hosts a few hundred and the way to the first host and back. A worker that is
-        killed meanwhile has added or has not, and blocks no other.
+        Takes a few microseconds, across hosts a few hundred and a round trip to the first host. The add of a worker
+        that is killed meanwhile counts or does not, and blocks nobody.
 
         Args:
             amount: a whole number, also below 0.
@@ -57,7 +57,7 @@ class Counter(InProcess):
         Raises:
             OverflowError: the sum does not fit into 64 bits; nothing is added.
             ClosedError: the session is over.
-            WaitTimeoutError, NodeLostError: no answer came in time, or will come; it was added or was not.
+            WaitTimeoutError, NodeLostError: no answer came in time, or will come; the add may count or not.
         """
         amount = index(amount)
         self._session.check()
@@ -74,7 +74,7 @@ class Counter(InProcess):
 
     @property
     def value(self) -> int:
-        """What it is now; another worker may change it at any time."""
+        """The current value; another worker may change it at any time."""
         self._session.check()
         return self._number.read(self._session.start_deadline(), f"the counter {self.name!r}")
 

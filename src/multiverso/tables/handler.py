@@ -30,14 +30,14 @@ from multiverso.tables.typed import Float16, Scalar
 class TableHandler(HeldTable[Scalar]):
     """A table that all workers of the job share.
 
-    Do not make one yourself: make an ``ArrayTableHandler`` or a ``MatrixTableHandler``. Every method may be
-    called from any thread; in synchronous mode one thread at a time gets in.
+    The base of ``ArrayTableHandler`` and ``MatrixTableHandler``. Every method may be
+    called from any thread; in synchronous mode one thread runs at a time.
 
-    A table lasts until all workers have closed it (`close`, or the end of a ``with``) or have left: its
-    memory is the job's, so a handler that is merely forgotten keeps it.
+    A table lasts until all workers have closed it (`close`, or the end of a ``with``) or have left: dropping a handler
+    does not close it.
 
-    A call that raised has not returned (a deadline, Ctrl-C, an alarm's handler): call it again with the same arguments,
-    and it is finished; what it had done is not done again. See ``docs/decisions/0045-a-call-that-raised.md``.
+    After an exception (a deadline, Ctrl-C, an alarm's handler) call the method again with the same arguments: that
+    finishes the operation, and repeats nothing. See ``docs/decisions/0045-a-call-that-raised.md``.
 
     Owner: its session. After ``shutdown`` only ``view()``s taken before are still readable.
     """
@@ -69,9 +69,9 @@ class TableHandler(HeldTable[Scalar]):
         """Returns the table's values, in the table's shape.
 
         In synchronous mode this ends a round: it waits until every live worker reads, and all get the same
-        bits. With bounded staleness it waits for workers that are too far behind. In an asynchronous job it waits for
-        no other worker's progress, only for one that is writing to the same stripe at this moment: microseconds as
-        a rule, nothing if that one has died, but until the deadline if its process is stopped.
+        bits. With bounded staleness it waits for workers that are too far behind. In an asynchronous job it waits only
+        while another worker writes to the same stripe: microseconds as a rule, not at all if that worker has died,
+        but until the deadline if its process is stopped.
 
         Args:
             out: written to and returned: a NumPy array of the table's size and dtype (or float16), or a torch
@@ -82,8 +82,8 @@ class TableHandler(HeldTable[Scalar]):
 
         Raises:
             ShapeMismatchError, DtypeMismatchError: ``out`` does not fit.
-            WorkerLostError, NodeLostError, DeadlockError, WaitTimeoutError: the wait could not end well.
-            InterruptedRoundError: another read raised in the middle of a round, and has to be finished first.
+            WorkerLostError, NodeLostError, DeadlockError, WaitTimeoutError: the wait failed.
+            InterruptedRoundError: another read was interrupted in the middle of a round, and has to be finished first.
         """
         deadline = self._ready(timeout_seconds)
         if self._is_plain(out):
@@ -102,12 +102,12 @@ class TableHandler(HeldTable[Scalar]):
         Args:
             data: ``size`` numbers in any shape (a matrix: (num_row, num_col) or flat), or one number for all; any
                 sequence, array or tensor. It is not modified. Same-kind numbers are rounded to the table's dtype.
-            sync: True returns when the add is applied; as applying at once is fastest, it always is.
+            sync: accepted for older programs; the add is always applied when the call returns.
 
         Raises:
             ShapeMismatchError, DtypeMismatchError: the data do not fit; nothing was changed.
-            WaitTimeoutError: a stopped process holds a part of the table. With equal data the next ``add`` continues
-                where this one stopped; any other call on the table does first what is left of it.
+            WaitTimeoutError: a stopped process holds a part of the table. The next ``add`` of equal data continues
+                where this one stopped; any other call on the table first finishes it.
         """
         self._ready(None)
         delta = data if self._is_plain(data) else as_whole(data, self._spec, "data")
@@ -119,7 +119,7 @@ class TableHandler(HeldTable[Scalar]):
     def exchange(self, local: Any, last: Any, *, timeout_seconds: float | None = None) -> None:
         """Pushes ``local - last`` and pulls the result into both, in one pass over the memory.
 
-        The push-pull of a training loop: ``local`` are the worker's parameters, ``last`` what they were after
+        The push-pull of a training loop: ``local`` are the worker's parameters, ``last`` their values after
         the last exchange.
 
         Args:
@@ -128,7 +128,7 @@ class TableHandler(HeldTable[Scalar]):
             timeout_seconds: deadline of the wait, instead of the session's.
 
         Raises:
-            WorkerLostError, NodeLostError, DeadlockError, WaitTimeoutError: the wait could not end well. Called
+            WorkerLostError, NodeLostError, DeadlockError, WaitTimeoutError: the wait failed. Called
                 again with the same two arrays it continues where it stopped.
         """
         deadline = self._ready(timeout_seconds)
@@ -223,10 +223,9 @@ class TableHandler(HeldTable[Scalar]):
     def memory(self) -> npt.NDArray[Scalar]:
         """Returns the values themselves, writable, in the table's shape; it outlives ``shutdown``.
 
-        All workers of this host see at once what is written there. Nothing locks it: your code has to keep the
-        others away, or to bear that a write is lost. It is for jobs on one host, as nothing tells the other hosts of
-        a write; on several hosts use `add`. There is none in synchronous mode, where each round puts the values
-        elsewhere.
+        All workers of this host see a write at once. Nothing locks it: your code has to keep the
+        others away, or to tolerate lost writes. Other hosts do not see the write; on several hosts use `add`. There is
+        none in synchronous mode, where the values move with each round.
 
         Raises:
             NotInThisJobError: the session is in synchronous mode.
@@ -255,8 +254,8 @@ class TableHandler(HeldTable[Scalar]):
         """Returns a copy of the values outside the rounds and clocks, at any time, in any mode.
 
         In synchronous mode it is the last finished round. Otherwise each stripe (128 KiB; 8 KiB of a matrix) is
-        consistent. It does first what is left of calls that this worker has begun (asynchronous ones, and one that
-        raised), and waits for no worker's progress, only for one that is writing to the same stripe, as `get`
+        consistent. It first finishes this worker's own calls (asynchronous ones, and one that
+        raised), and waits only while another worker writes to the same stripe, as an asynchronous `get`
         does; the deadline is the session's.
 
         Raises:
@@ -291,7 +290,7 @@ class TableHandler(HeldTable[Scalar]):
 
         Raises:
             ShapeMismatchError, DtypeMismatchError: the values do not fit; nothing was changed.
-            NotInThisJobError: a rule between hosts would make something else of them; nothing was changed.
+            NotInThisJobError: a rule between hosts would change them; nothing was changed.
         """
         self._ready(None)
         refuse_under_rule(self._session.hosts, self._session.exchange, "set", self._dtype)
@@ -300,9 +299,9 @@ class TableHandler(HeldTable[Scalar]):
         self._how.put(new)
 
     def wait_version(self, version: int, *, timeout_seconds: float | None = None) -> int:
-        """Waits until all workers together have done so many adds and exchanges; returns how many they are.
+        """Waits until all workers together have done this many adds and exchanges; returns the number of them.
 
-        For readers that want to see something new, and nothing twice: ``seen = table.wait_version(seen + 1)``, and
+        For readers that want to see each state once: ``seen = table.wait_version(seen + 1)``, and
         then ``table.snapshot()``. In synchronous mode it counts finished rounds. It sleeps until something is added;
         in a job on several hosts it looks every few milliseconds.
 
@@ -312,7 +311,7 @@ class TableHandler(HeldTable[Scalar]):
 
         Raises:
             ValueError: ``version`` is not a number of operations.
-            WorkerLostError, NodeLostError, WaitTimeoutError: the wait could not end well.
+            WorkerLostError, NodeLostError, WaitTimeoutError: the wait failed.
         """
         version = whole(version, "version", 0)
         self._ready(timeout_seconds)
@@ -356,16 +355,15 @@ class TableHandler(HeldTable[Scalar]):
         self._how.add(delta, Call())
 
     def load(self, path: str | os.PathLike[str]) -> None:
-        """Replaces values and updater state by what `save` wrote.
+        """Replaces values and updater state by those of a `save`.
 
-        Call it in one worker (or in all), and ``barrier()`` before anyone continues. In a job on several hosts also
-        ``barrier()`` before; where the updater has a state, all workers have to call it there. In a worker that has
-        taken a dead one's place (`multiverso.incarnation`) it changes nothing, and says so, unless all have to call
-        it and come to it only now.
+        Call it in one worker (or in all), and ``barrier()`` before anyone continues. On several hosts also call
+        ``barrier()`` before it; there, all workers have to call it if the updater has a state. In a replacement
+        (`multiverso.incarnation`) it changes nothing, and says so, unless all have to call it and have not done so yet.
 
         Raises:
-            SnapshotError: no such file, not a saved table, or another shape, dtype or updater; or, where all workers
-                have to, they load different things. Nothing was changed.
+            SnapshotError: no such file, not a saved table, or another shape, dtype or updater; or the workers load
+                different files. Nothing was changed.
         """
         self._ready(None)
         saved = self._read(path)

@@ -61,7 +61,7 @@ def check_all(session: Session, what: str, arrays: Iterable[Array]) -> None:
 
     Raises:
         SnapshotError: they do not; nothing was changed.
-        WaitTimeoutError, DeadlockError, WorkerLostError: not everyone came.
+        WaitTimeoutError, DeadlockError, WorkerLostError: not all workers came.
     """
     digest = hashlib.sha256()
     for array in arrays:

@@ -174,9 +174,9 @@ class MatrixTableHandler(TableHandler[Scalar]):
                 None for all rows.
             out: written to and returned: (len(row_ids), num_col), or flat.
             changed: return ``(row_ids, values)``: the rows that any worker, this one included, has changed since the
-                last such call of this handler, and the rest of their stripes (rows that lie together in up to
-                8 KiB); the first time all rows. In synchronous mode, which ends a round, all rows each time. What
-                was written to ``memory()`` does not count. Not with ``row_ids``, ``out`` or ``dtype``.
+                last such call of this handler, and the other rows of their stripes (up to 8 KiB); the first time all
+                rows. In synchronous mode, where it ends a round, all rows each time. Writes to ``memory()`` do not
+                count. Not with ``row_ids``, ``out`` or ``dtype``.
             sync, dtype, timeout_seconds: see `TableHandler.get`.
 
         Returns:

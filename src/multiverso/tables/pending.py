@@ -26,7 +26,7 @@ _END_SECONDS = 2.0
 
 
 class Pending(InProcess, Generic[Result]):
-    """The result, some time, of an operation in the background. Any thread may wait for it.
+    """The future result of an operation in the background. Any thread may wait for it.
 
     Args:
         operation: what is done.
@@ -59,7 +59,7 @@ class Pending(InProcess, Generic[Result]):
 
         Raises:
             WaitTimeoutError: it was not over in time; it continues.
-            MultiversoError: whatever the operation itself raised.
+            MultiversoError: the operation's own error.
         """
         deadline = Deadline.after(math.inf if timeout_seconds is None else timeout_seconds)
         with self._blocked() if timeout_seconds is None else nullcontext():

@@ -69,8 +69,8 @@ class ReadOnlyKeyedTable(InProcess):
     def get(self, keys: Any, out: Any = None) -> Any:
         """Returns the rows of keys; of a key that has none, its initial row.
 
-        A row is never torn, and is the key's own at the moment when it is read; several rows are not of one moment.
-        The job's workers do not notice, and never wait for it.
+        A row is never torn, and belongs to the key; several rows are not of one moment. The job's workers never wait
+        for a read.
 
         Args:
             keys: as for ``KeyedTable.get``.
@@ -130,19 +130,19 @@ class ReadOnlyKeyedTable(InProcess):
 def attach_read_only(name: str, job: str | None = None, *, timeout_seconds: float = 10.0) -> ReadOnlyKeyedTable:
     """Returns a keyed table of a running job of this user here, for reading by a process that is not a worker of it.
 
-    The memory is mapped so that this process cannot write to it. Reads are as quick as a worker's, see what the workers
-    add, and hold no worker up. Arrays and matrices are published, whole: see `multiverso.Publication`.
+    The memory is mapped read-only. Reads are as quick as a worker's, see the workers' adds, and block no worker.
+    Arrays and matrices are published, whole: see `multiverso.Publication`.
 
     Args:
         name: the table's name, as the workers have given it.
-        job: the job's address, as ``multiverso top --json`` and MULTIVERSO_NODE have it. By default the one of the
+        job: the job's address, from ``multiverso top --json`` or MULTIVERSO_NODE. By default the one of the
             environment, or else the only job here that has such a table.
         timeout_seconds: deadline of this call, and of each read: for a part that a stopped worker holds.
 
     Raises:
         NoSuchTableError: no job has such a table, or several; or this process is another user's.
         NodeLostError, WaitTimeoutError: the job's node has not answered.
-        ValueError: ``job`` or ``timeout_seconds`` is none.
+        ValueError: ``job`` or ``timeout_seconds`` is invalid.
 
     Examples:
         >>> with mv.attach_read_only("users") as users:  # doctest: +SKIP

@@ -47,7 +47,7 @@ class Ruled:
     ) -> CompiledRule:
         """Returns a rule's two loops, compiled for this table; see `multiverso.rules.Rule`."""
         dtype = self._table.spec.dtype
-        # now, and not at the first step, which may be in a thread beside the training
+        # now, and not at the first step, which may be in a thread during training
         rules.apply_rule.compiled(dtype)
         return CompiledRule(
             compile_push(push, dtype),

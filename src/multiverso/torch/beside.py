@@ -1,4 +1,4 @@
-"""Work beside the training."""
+"""Work during training."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ class _Rows(torch.nn.Module):  # type: ignore[misc]  # torch is seen as untyped
         self._fetch: tuple[Any, Beside] | None = None  # the ids, and what fetches their rows
 
     def prefetch(self, ids: Any) -> None:
-        """Begins to fetch the rows of a batch beside the training; the forward of the same ids takes them.
+        """Begins to fetch the rows of a batch during training; the forward of the same ids takes them.
 
         The rows are as they were when they were fetched: what other workers, or this one's own next backward, push
         meanwhile is not in them. At most one batch is on its way.
@@ -79,7 +79,7 @@ class Embedding(_Rows):
     Args:
         table: a `KeyedTable` (any 64-bit ids, rows begin when they are trained) or a `MatrixTableHandler` (ids in
             0 .. num_row - 1), of floats, whose updater descends: ``"sgd"`` and the like.
-        learning_rate: what gradients are multiplied by before they are pushed; for updaters that have their own
+        learning_rate: a factor of the gradients before they are pushed; for updaters that have their own
             learning rate leave it at 1.
         padding_idx: an id whose row reads as zeros and is never trained.
 

@@ -147,7 +147,7 @@ class Staged:
     def state(self) -> dict[str, Any]:
         """Brings this worker's values into the flat memory, and returns what else there is to save.
 
-        An exchange beside the training has ended, but need not have been received.
+        An exchange during training has ended, but need not have been received.
         """
         self._join()
         flat = flatten(self.tensors)

@@ -79,11 +79,11 @@ def _kind(value: Any) -> Any:
 class ParamManager(Resumable):
     """Shares a module's parameters between all workers: collective.
 
-    All workers begin with the master worker's values. Each exchange adds what this worker has changed since
-    the one before to the shared parameters, and takes what all have made of them, in place: optimizers keep
-    their state. On the CPU, parameters become views of one flat memory, so that an exchange copies nothing.
+    All workers begin with the master worker's values. Each exchange adds this worker's changes to the shared
+    parameters, and takes the sum of all workers' changes, in place: optimizers keep their state. On the CPU, parameters
+    become views of one flat memory, so that an exchange copies nothing.
 
-    What becomes of a module's tensors:
+    How a module's tensors are shared:
 
     - parameters that require gradients are shared: float32 and float64 in their dtype, 16-bit ones in float32
       (small changes would vanish in a 16-bit sum). Tied parameters are shared once;
@@ -103,8 +103,8 @@ class ParamManager(Resumable):
             `sync_all_param`; 1 for always whole. They always are with rules other than ASGD and Downpour, in a
             synchronous job, with ``overlap=True``, and where the optimizer (of `attach` or `SharedOptimizer`) has
             momentum or weight decay, which change rows that were not read.
-        overlap: `step` begins an exchange and applies its result at its next one, so that copies and waits go
-            on beside the training between; costs two more copies of the parameters.
+        overlap: `step` begins an exchange and applies its result at its next one, so that training does not wait for
+            copies; costs two more copies of the parameters.
         session: the session to use instead of the current one.
 
     Raises:
@@ -244,7 +244,7 @@ class ParamManager(Resumable):
         return True
 
     def state_dict(self, part: torch.nn.Module | None = None) -> dict[str, Any]:
-        """Returns a state with the shared parameters and statistics: what to validate and publish.
+        """Returns a state with the shared parameters and statistics, to validate and publish.
 
         Exchanges nothing, and waits only as `multiverso.ArrayTableHandler.snapshot` does. This worker's own
         parameters may differ, and with EASGD they do. What is shared is copied, each tensor into memory of its own:
@@ -326,7 +326,7 @@ class _Loaded:
 
 
 class _Flight:
-    """One exchange beside the training."""
+    """One exchange during training."""
 
     def __init__(self, groups: Sequence[InPlace | Staged]) -> None:
         self._groups = [group for group in groups if isinstance(group, Staged)]

@@ -1,4 +1,4 @@
-"""Batches for a `DataLoader`, dealt to the workers as they ask."""
+"""Batches for a `DataLoader`, handed out to the workers on demand."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from multiverso.tables.batches import deal
 
 
 class BatchSampler(Sampler[list[int]]):  # type: ignore[misc]
-    """The `batch_sampler` of a `DataLoader` whose batches are dealt to the workers as they ask.
+    """The `batch_sampler` of a `DataLoader` whose batches are handed out to the workers on demand.
 
     Each pass over the loader is the next epoch of `multiverso.batches`, with its meaning, and the same
     arguments in all workers. It has no length: how many batches a worker gets is not known beforehand.
@@ -21,9 +21,9 @@ class BatchSampler(Sampler[list[int]]):  # type: ignore[misc]
         batch_size: the most samples of a batch.
         seed: of the shuffle.
         ahead: with ``DataLoader(num_workers=w)``, ``w * prefetch_factor`` (2 by default): so many batches the loader
-            asks for before it hands out the first. They count as unfinished, and are dealt again if this
-            worker dies; but the end of an epoch then does not wait for other workers, so that what a worker
-            had ahead when it died after that is left out of this epoch.
+            asks for before it hands out the first. They count as unfinished, and are handed out again if this worker
+            dies; but the end of an epoch then does not wait for other workers, so the batches that a worker had ahead
+            when it died after that are missing from this epoch.
 
     Examples:
         >>> import multiverso as mv, multiverso.torch as mvt

@@ -210,7 +210,7 @@ class MatrixTableHandler(_TensorHandler):
 
         Raises:
             RowIdError: an id is not a row.
-            WorkerLostError, NodeLostError, DeadlockError, WaitTimeoutError: the wait could not end well.
+            WorkerLostError, NodeLostError, DeadlockError, WaitTimeoutError: the wait failed.
         """
         ids, shape = self._rows(row_ids)
         return self._got(partial(self.table.get, ids, sync=sync), shape, self.table.dtype)

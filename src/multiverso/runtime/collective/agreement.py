@@ -27,7 +27,7 @@ def all_gather(session: Session, note: str) -> dict[int, str]:
         note: cut after about 1,000 bytes of UTF-8.
 
     Raises:
-        WorkerLostError, NodeLostError, DeadlockError, WaitTimeoutError: not everyone came; see ``barrier``.
+        WorkerLostError, NodeLostError, DeadlockError, WaitTimeoutError: not all workers came; see ``barrier``.
         MultiversoError: the others have done so before this worker took a dead one's place, or another one was
             interrupted in it and has continued. Nothing was changed.
     """

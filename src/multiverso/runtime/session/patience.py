@@ -223,7 +223,7 @@ def await_version(
         timeout_seconds: deadline, instead of the session's.
 
     Raises:
-        WorkerLostError, NodeLostError, WaitTimeoutError: the wait could not end well.
+        WorkerLostError, NodeLostError, WaitTimeoutError: the wait failed.
     """
     session.check_may_wait()
     patience = Patience(session, session.start_deadline(timeout_seconds), what)

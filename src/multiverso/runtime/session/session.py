@@ -64,7 +64,7 @@ class Session(InProcess):
         start_timeout_seconds: deadline of starting and of attaching to tables (default 120 s).
         ends_with_node: end this process when the node is gone (our launcher asks for it).
         secret: the node's, for where users cannot be told apart; this user's own by default.
-        node_is_silent: whether nobody reads the node's standard error, so that its last words are said by a worker.
+        node_is_silent: whether nobody reads the node's standard error, so that a worker prints its last warnings.
         on_close: called once the session is over.
 
     Raises:
@@ -302,8 +302,8 @@ class Session(InProcess):
     ) -> SharedMemory:
         """Returns memory that all workers of the job on this host share under a name.
 
-        The first worker that asks creates it, all zero; the others attach to it whenever they come. It is no
-        table: it has no clocks, and ``save``, ``stats`` and ``multiverso top`` do not show it. It lasts as long as
+        The first worker that asks creates it, all zero; the others attach to it. It has no clocks, and ``save``,
+        ``stats`` and ``multiverso top`` do not show it. It lasts as long as
         the job, or until all that have it have called `close_memory`.
 
         Args:

@@ -66,28 +66,27 @@ class KeyedContents(HeldKeyedTable, Generic[Scalar]):
         return saving.Copied(self._spec, self._content(0))
 
     def save_increment(self, directory: str | os.PathLike[str], *, whole: bool = False) -> Snapshot:
-        """Writes what has changed since the last snapshot in a directory; everything the first time.
+        """Writes the changes since the last snapshot to a directory; everything the first time.
 
-        Other workers, and this one's other threads, continue meanwhile. What they change meanwhile is in this
-        snapshot or in the next one; after a `barrier()` the snapshots together are the table, bit for bit. It takes
-        memory for what it writes.
+        Other workers, and this one's other threads, continue. Their changes are in this snapshot or in the next one;
+        after a `barrier()` the snapshots together are the table, bit for bit. It takes as much memory as it writes.
 
         On several hosts it writes the rows that live on this one, to a folder of this host's in the directory: call it
         in one worker of each host.
 
-        Everything is written again, and what was there before removed, with ``whole``, in the first call of a run that
-        has loaded the directory, or where more keys were removed since than the table remembers (a few million).
+        Everything is written again, and earlier files removed, with ``whole``, in the first call of a run that has
+        loaded the directory, and after the removal of more keys than the table remembers (a few million).
 
         Args:
             directory: a folder of its own for this table's snapshots, made if it is not there.
-            whole: write everything, and remove what is there, whatever table it is of.
+            whole: write everything, and remove earlier files, even of another table.
 
         Returns:
-            What was written: its number, its parent's, how many keys, how many bytes.
+            A record of the snapshot: its number, its parent's, how many keys, how many bytes.
 
         Raises:
-            SnapshotError: it cannot be written, or the directory holds something else: also what another table or
-                another run has saved there, unless this table was loaded from it.
+            SnapshotError: it cannot be written, or the directory holds something else, such as the snapshots of another
+                table or run, unless this table was loaded from them.
             TimeoutError: another process writes to it.
         """
         self._session.check()
@@ -127,9 +126,9 @@ class KeyedContents(HeldKeyedTable, Generic[Scalar]):
         """Writes keys and values for other programs, sorted by key, whole or not at all.
 
         Args:
-            path: its suffix says what: ``.npz`` (NumPy: ``keys``, ``values``), ``.parquet`` (columns ``key`` and
-                ``values``; needs pyarrow), ``.txt`` or ``.vec`` (the text format of word2vec, as gensim reads it).
-            name: what a key is called there, instead of its number.
+            path: its suffix chooses the format: ``.npz`` (NumPy: ``keys``, ``values``), ``.parquet`` (columns ``key``
+                and ``values``; needs pyarrow), ``.txt`` or ``.vec`` (the text format of word2vec, as gensim reads it).
+            name: returns a key's name there, instead of its number.
 
         Returns:
             How many keys.
@@ -141,13 +140,13 @@ class KeyedContents(HeldKeyedTable, Generic[Scalar]):
         return export.export(path, self.items(), self._spec.dim, name)
 
     def load(self, path: str | os.PathLike[str]) -> None:
-        """Gives each key of a file that `save` wrote its row and state, and removes all others.
+        """Replaces all keys, rows and states by those of a file that `save` wrote.
 
-        Or of a directory that `save_increment` has written to: all its snapshots, each checked. What several hosts have
-        written there any number of hosts can load; it takes memory for one host's part at a time.
+        Or by those of a directory of `save_increment`: all its snapshots, each checked. Any number of hosts can load
+        the snapshots of several hosts; that takes memory for one host's part at a time.
 
-        Call it in one worker, and ``barrier()`` before anyone continues. In a worker that has taken a dead one's place
-        (`multiverso.incarnation`) it changes nothing, and says so.
+        Call it in one worker, and ``barrier()`` before anyone continues. In a replacement (`multiverso.incarnation`) it
+        changes nothing, and says so.
 
         Raises:
             SnapshotError: no such file, not a saved keyed table, or another dim, dtype or updater; a snapshot that is

@@ -39,9 +39,9 @@ def as_keys(keys: Any) -> Keys:
 def keys(names: Any, *, seed: int = 0) -> Keys:
     """Returns a 64-bit key for each name: the same in every run, on every machine and version of Python.
 
-    It is XXH3 (64 bits) of the name's bytes, of a text its UTF-8, as a number with a sign. Two
-    of n different names have the same key with a probability of about n^2 / 2^65: 3e-8 for a million names, 3 % for a
-    billion; they would share a row.
+    It is XXH3 (64 bits) of the name's bytes (of a string its UTF-8) as a signed number. Among n different names two
+    have the same key, and share a row, with a probability of about n^2 / 2^65: 3e-8 for a million names, 3 % for a
+    billion.
 
     Args:
         names: a sequence of texts or bytes, or a one-dimensional NumPy array of them (fixed-width texts have lost the

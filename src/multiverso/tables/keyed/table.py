@@ -44,9 +44,8 @@ class KeyedOptions(TypedDict, total=False):
 class KeyedTable(KeyedContents[Scalar]):
     """Rows of ``dim`` numbers, each under a 64-bit key, that all workers of the job share.
 
-    A row begins to exist when something is added to its key; until then it reads as its *initial row*, which depends on
-    ``seed`` and the key alone, whichever worker asks. There is no size to give: the table grows in small steps, and no
-    row ever moves. Workers reach it as they reach any table, by function calls on shared memory.
+    The first add to a key creates its row; until then the key reads as its *initial row*, which depends on ``seed`` and
+    the key alone. The table has no fixed size: it grows in small steps, and no row ever moves.
 
     An ``add`` is applied when it returns, row by row, and a row that is read is never torn. A
     worker that is killed in an ``add`` has applied it to a prefix of the keys, to each of them wholly or not at all,
@@ -57,8 +56,8 @@ class KeyedTable(KeyedContents[Scalar]):
     Everything else (``len``, ``items``, ``save``) shows the last round. There keys are not removed, evicted or
     admitted late, and all workers make their tables in the same order.
 
-    A call that raised has not returned (a deadline, Ctrl-C, an alarm's handler): call it again with the same arguments,
-    in the same thread, and it is finished; what it had done is not done again.
+    After an exception (a deadline, Ctrl-C, an alarm's handler) call the method again with the same arguments, in the
+    same thread: that finishes the operation, and repeats nothing.
 
     With a ``name`` the first worker creates the table and others attach to it (in a synchronous job all create it
     together); without, the n-th keyed table of each worker is the same table.
@@ -78,7 +77,7 @@ class KeyedTable(KeyedContents[Scalar]):
             before are not applied: rare keys cost 16 bytes of the index, and no row.
         eviction: which keys `tick` and `evict` remove; None: none. Beyond `most_keys` adds do so by themselves. On
             several hosts each evicts of those that live there, beyond its part of `most_keys`.
-        cache_rows: on several hosts: of how many rows that live on other hosts each host keeps copies; at least as many
+        cache_rows: on several hosts: how many copies of rows that live on other hosts each host keeps; at least as many
             as one add names. By default 256 MB of them.
         name: create the table by this name, or attach to it; where reads wait for others, all workers create it
             together.
@@ -177,8 +176,8 @@ class KeyedTable(KeyedContents[Scalar]):
             keys: integers that fit in 64 bits with a sign, in any shape and order, also repeated.
             out: written to and returned: keys' shape + (dim,), or flat.
             dtype: of the result, where ``out`` is not given: the table's, ``"float16"`` or ``"bfloat16"``.
-            timeout_seconds: deadline, instead of the session's, of the wait for a worker that was stopped in the
-                middle of a change; in a synchronous job for the round, too. Nothing else is waited for.
+            timeout_seconds: deadline, instead of the session's, of the wait for a worker that was stopped in the middle
+                of a change; in a synchronous job of the round, too.
 
         Returns:
             Numbers of the table's dtype, of keys' shape + (dim,).
@@ -186,7 +185,7 @@ class KeyedTable(KeyedContents[Scalar]):
         Raises:
             RowIdError: keys that are not integers, or do not fit.
             ShapeMismatchError, DtypeMismatchError: ``out`` does not fit.
-            WorkerLostError, NodeLostError, DeadlockError, WaitTimeoutError: the round could not end well.
+            WorkerLostError, NodeLostError, DeadlockError, WaitTimeoutError: the round failed.
         """
         array = as_keys(keys)
         shape = (*array.shape, self.dim)
@@ -211,7 +210,7 @@ class KeyedTable(KeyedContents[Scalar]):
             OutOfMemoryError: there is no memory for more rows; nothing was added, but some of the keys may have got
                 their initial rows.
             WaitTimeoutError: a worker was stopped while it held a row, for too long. A part of the keys may be done:
-                the same call again does the rest, and so does any other call on the table before its own work.
+                the same call does the rest, and any other call on the table does so first.
         """
         array = as_keys(keys)
         values = as_numpy(delta, "delta")
@@ -274,8 +273,8 @@ class KeyedTable(KeyedContents[Scalar]):
     def remove(self, keys: Any, *, timeout_seconds: float | None = None) -> npt.NDArray[np.bool_]:
         """Removes keys: they read as their initial rows again, and get a new row when something is added to them.
 
-        What other workers add to a key at the same time comes before the removal or after it. The memory of the rows
-        is used again for other keys, once every call that is under way in any worker has ended.
+        An add of another worker at the same time comes before the removal or after it. The memory of the rows is reused
+        for other keys, once every call that is under way in any worker has ended.
 
         Args:
             keys: as for `get`.

@@ -1,4 +1,4 @@
-"""Which Keras is installed. The only page that knows."""
+"""Which Keras is installed. The only module that knows."""
 
 from importlib.metadata import PackageNotFoundError, version
 
