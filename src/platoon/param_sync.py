@@ -106,7 +106,7 @@ class EASGD(ParamSyncRule):
 
 
 class ASGD(ParamSyncRule):
-    """Asynchronous SGD: what the worker changed since it last met the shared parameters is added to them.
+    """Asynchronous SGD: the worker's changes since its last exchange are added to the shared parameters.
 
     ``shared += worker - last; worker = last = shared``. Dean et al., "Large scale distributed deep networks",
     2012.

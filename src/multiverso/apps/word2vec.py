@@ -344,7 +344,7 @@ def main(
     like: tuple[str, ...],
     picture: bool,
 ) -> None:
-    """Vectors of words from SOURCE: a folder or file of text, or "python": what Python has to say."""
+    """Vectors of words from SOURCE: a folder or file of text, or "python": Python's own documentation."""
     settings = Settings(
         source, run, dim, window, negative, epochs, min_count, sample, alpha,
         seed=seed, hashed=hashed, save_seconds=save_seconds,

@@ -96,7 +96,7 @@ def app(context: click.Context) -> None:
     "--max-restarts",
     type=int,
     default=0,
-    help="Restart a failed job, up to this many times, from its newest checkpoint, where it makes some "
+    help="Restart a failed job, up to this many times, from its newest checkpoint, if it makes any "
     "(multiverso.checkpoint).",
 )
 @click.option(
@@ -144,7 +144,7 @@ def run_command(
 
     The exit code is 0 when all workers succeeded; otherwise the failed worker's (128 + n for a signal n).
     With --on-failure continue it is 0 when at least one worker succeeded. 124: timeout; 130: Ctrl-C; 2: not
-    started, because an option makes no sense here. With --max-restarts it is the last start's; a signal or the
+    started, because of an invalid option. With --max-restarts it is the last start's; a signal or the
     timeout, which is for all starts together, ends the job for good.
     """
     from multiverso.launch.local import launch
@@ -185,9 +185,9 @@ def run_command(
 )
 @click.option("--probe", type=int, hidden=True)
 def doctor(as_json: bool, hosts: str | None, ssh: str, port: int, probe: int | None) -> int:
-    """Test what multiverso depends on here, and say what to do where it fails.
+    """Test this machine, and say how to fix what fails.
 
-    With --hosts, try what a job on several hosts depends on. The exit code is 1 when something failed.
+    With --hosts, test whether these hosts can run a job. The exit code is 1 when something failed.
     """
     from multiverso.cli.doctor import examine
     from multiverso.cli.show import show_findings
@@ -213,17 +213,17 @@ def doctor(as_json: bool, hosts: str | None, ssh: str, port: int, probe: int | N
     type=click.Choice([*COLUMNS, "slow"]),
     default="worker",
     metavar="COLUMN",
-    help="By which column the workers are sorted; or slow: first the one that the others wait for.",
+    help="Sort the workers by this column; slow: first the one that the others wait for.",
 )
 def top(once: bool, as_json: bool, interval: float, job: str | None, sort: str) -> int:
     """Show the running jobs of this user, live: workers, what they wait for, tables.
 
-    Keys: q (or Ctrl-C) ends it, s sorts by what is slow, P by processor time, M by memory, < and > by another column,
+    Keys: q (or Ctrl-C) ends it, s sorts the slowest first, P by processor time, M by memory, < and > by another column,
     / shows only workers that contain a text, h shows all keys.
 
     Of each worker: operations a second, now and over the last looks, how many pushes of others come between its reads
     (stale), how many operations it is behind the one that has done most (lag), how long it has waited, how long others
-    have waited for it (cost), and what it says by mv.log.
+    have waited for it (cost), and its last values of mv.log.
     """
     from multiverso.cli.top import show_jobs
 
@@ -303,7 +303,7 @@ def version() -> None:
 @app.command()
 @click.argument("shell", type=click.Choice(["bash", "fish", "zsh"]), required=False)
 def completion(shell: str | None) -> None:
-    """Print what teaches a shell to complete commands and options: eval "$(multiverso completion bash)".
+    """Print the script by which a shell completes commands and options: eval "$(multiverso completion bash)".
 
     Without a name it is for the shell in the variable SHELL.
     """

@@ -138,8 +138,8 @@ def clip(value: float | None = None, *, norm: float | None = None) -> Clip:
 
     Args:
         value: each number is brought into [-value, value].
-        norm: what has a larger L2 norm is scaled down to it: the delta of a whole table, or each row's where rows are
-            added. After the bound of each number, if both are given.
+        norm: a delta of a larger L2 norm is scaled down to it: of a whole table, or of each row where rows are added.
+            After the bound of each number, if both are given.
     """
     if value is None and norm is None:
         raise ValueError("clip takes the largest value, or norm=, the largest norm; got neither")
@@ -161,11 +161,10 @@ def weight_decay(decay: float) -> WeightDecay:
 
 
 def schedule(rate: Callable[[int], float]) -> Schedule:
-    """Returns a transformation that sets the learning rate by how many adds the table has had.
+    """Returns a transformation that sets the learning rate by the table's number of adds.
 
-    Worker 0 sets it, for all workers, at each of its own adds and exchanges: it has to add, too. Once it has left, or
-    died in a job that continues, the lowest worker that is still there does. In a job on several hosts each host has
-    such a worker, which goes by that host's adds.
+    The lowest live worker sets it, for all workers, at each of its own adds and exchanges: it has to add, too. In a job
+    on several hosts each host has such a worker, which counts that host's adds.
 
     Args:
         rate: the learning rate, above 0, as a function of the number of adds and exchanges of all workers so far (in
@@ -177,7 +176,7 @@ def schedule(rate: Callable[[int], float]) -> Schedule:
 
 
 def chain(*parts: Transformation | Updater) -> Updater:
-    """Returns an updater that does what each part says.
+    """Returns an updater that combines its parts.
 
     Args:
         parts: transformations in any order, at most one of each kind, and an updater, last.

@@ -77,7 +77,7 @@ def _scale_to(norm: float, rows: Array) -> Array:
 
 @dataclass(frozen=True)
 class WeightDecay:
-    """How much of the values goes at each step; see `weight_decay`."""
+    """The share by which the values decay at each step; see `weight_decay`."""
 
     decay: float
 
@@ -98,7 +98,7 @@ Transformation = Clip | WeightDecay | Schedule
 
 @dataclass(frozen=True)
 class Updater:
-    """A rule by which a table takes in what workers add.
+    """How a table applies the workers' adds.
 
     Attributes:
         name: its name in ``updater=``, in saved tables and in error messages; none of those that multiverso's own have.
@@ -119,8 +119,8 @@ class Updater:
             before it adds.
         mean: in synchronous mode, gets the mean over the workers that contributed instead of their sum.
         decays: lets values decay by itself, so that a chain adds no second decay; see ``weight_decay``.
-        clip: what adds are bounded by, before they reach ``apply``; see ``chain``.
-        schedule: what sets the learning rate; see ``chain``.
+        clip: bounds of adds, before they reach ``apply``; see ``chain``.
+        schedule: sets the learning rate; see ``chain``.
     """
 
     name: str

@@ -46,8 +46,8 @@ class Controller:
         control_port: where requests arrive; None means 5567, or a free one when it starts its own workers.
         data_port: where minibatches are sent from, 0 for a free one; None if there are none.
         data_hwm: how many minibatches may be on their way to one worker.
-        devices: names such as ``cpu`` or ``cuda0``, one worker for each, in rank order. An empty list means
-            the configured ones or all GPUs. None, without an experiment: workers come as they like.
+        devices: names such as ``cpu`` or ``cuda0``, one worker for each, in rank order. An empty list means the
+            configured ones or all GPUs. None, without an experiment: workers may connect at any time.
         experiment_name: starts ``NAME_worker.py`` of the working directory on each device.
         log_directory: where the workers' output goes.
         worker_args: what to append to the workers' command line, as one string.
@@ -113,13 +113,12 @@ class Controller:
         """Answers a worker's request; override it.
 
         Args:
-            req: what the worker asked (anything that JSON has); those that begin with ``platoon-`` never come
-                here.
+            req: the request, any JSON value; those that begin with ``platoon-`` never arrive here.
             worker_id: the process id of the worker.
             req_info: what it sent with the request.
 
         Returns:
-            the answer, anything that JSON has; NumPy's numbers and arrays too.
+            the answer, any JSON value; NumPy's numbers and arrays too.
         """
         default = (
             " (the launcher takes this one where there is no NAME_controller.py)" if type(self) is Controller else ""
@@ -148,9 +147,8 @@ class Controller:
     def serve(self) -> int:
         """Answers requests until the workers are gone, and closes the controller.
 
-        Started workers: until all have ended, or one has failed; then the others are ended too. Workers started
-        by hand: until at least one has come and all are gone. Costs next to no processor time while there is
-        nothing to do.
+        Started workers: until all have ended, or one has failed; then the others are ended too. Workers started by
+        hand: until at least one has connected and all have ended. Uses next to no processor time while idle.
 
         Returns:
             0, or 1 if a worker failed (before `close` was called), or a request raised an error, or SIGTERM or
@@ -182,14 +180,14 @@ class Controller:
     def worker_is_done(self, worker_id: int) -> None:
         """Marks a worker that was started by hand as done: `serve` need not wait for its end.
 
-        Nothing has to call it: a worker that ends is noticed.
+        Calling it is optional: the controller notices a worker's end.
         """
         member = self.__members.by_pid(worker_id)
         if member is not None:
             member.done = True
 
     def wake(self) -> None:
-        """Makes the serving thread look around."""
+        """Wakes the serving thread."""
         self.__wake.set()
 
     @property
@@ -240,7 +238,7 @@ class Controller:
         Args:
             arrays: a list of arrays, any shape, order and number dtype; or one array, whose rows are sent as
                 such a list.
-            copy: what older programs say; the arrays are copied once in any case.
+            copy: accepted for older programs; the arrays are always copied once.
 
         Raises:
             PlatoonError: no worker had room in time, all have ended, the controller is closed, or an array cannot be
@@ -428,7 +426,7 @@ def _from_launcher() -> dict[str, Any] | None:
 
 
 def spawn_controller(arguments: Sequence[str] | None = None) -> int:
-    """Runs a controller that knows no requests of its own: what `platoon-launcher` uses by default."""
+    """Runs a controller without requests of its own, as `platoon-launcher` does by default."""
     args = Controller.default_parser().parse_args(arguments)
     try:
         return Controller(**Controller.default_arguments(args)).serve()

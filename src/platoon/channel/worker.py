@@ -101,8 +101,8 @@ class Worker(metaclass=_OnePerProcess):
         """Asks the controller and returns its answer.
 
         Args:
-            req: what is asked, anything that JSON has; mostly a word, such as ``"next"``.
-            info: what goes with it, anything that JSON has.
+            req: the request, any JSON value; mostly a word, such as ``"next"``.
+            info: more of it, any JSON value.
 
         Raises:
             PlatoonError: no answer came in time, the controller is gone, or it could not answer.
@@ -172,7 +172,7 @@ class Worker(metaclass=_OnePerProcess):
     def lock(self, timeout: float | None = None) -> None:
         """Takes the job's lock: until `unlock` no other worker synchronises, copies, or has the lock.
 
-        (Others that call with ``synchronous=False`` do not care.) If this worker dies the lock is free again.
+        (Calls with ``synchronous=False`` ignore it.) If this worker dies the lock is free again.
 
         Args:
             timeout: seconds to wait; 0 fails at once; None waits for half an hour.
@@ -190,7 +190,7 @@ class Worker(metaclass=_OnePerProcess):
             raise
 
     def unlock(self) -> None:
-        """Gives the job's lock back; the thread that took it has to.
+        """Releases the job's lock, in the thread that took it.
 
         Raises:
             PlatoonError: this thread does not have it.
@@ -215,14 +215,13 @@ class Worker(metaclass=_OnePerProcess):
         Its own values stay as they are (`copy_to_local` gives it the shared ones).
 
         Args:
-            params: a list of NumPy arrays, torch parameters, Theano or PyTensor shared variables, Keras
-                variables, or things with ``get_value()`` and ``set_value(value)``; or a torch module or a
-                Keras model.
-            param_sync_rule: what `sync_params` does: a `platoon.param_sync` rule, one of your own, or one of
+            params: a list of NumPy arrays, torch parameters, Theano or PyTensor shared variables, Keras variables, or
+                objects with ``get_value()`` and ``set_value(value)``; or a torch module or a Keras model.
+            param_sync_rule: the rule of `sync_params`: of `platoon.param_sync`, one of your own, or one of
                 `multiverso.rules`, with which the worker's values become the shared ones at once.
 
         Raises:
-            PlatoonError: these parameters cannot be shared, or are not those of the others.
+            PlatoonError: these parameters cannot be shared, or differ from those of the others.
         """
         from platoon.channel.sharing import SharedParameters
 
@@ -272,9 +271,9 @@ class Worker(metaclass=_OnePerProcess):
             the result, of the kind of ``src``, or None if ``dest`` is given.
 
         Raises:
-            ShapeMismatchError: the workers did not call with the same things.
+            ShapeMismatchError: the workers' arguments differ.
             WorkerLostError: a worker died.
-            WaitTimeoutError: a worker did not come.
+            WaitTimeoutError: a worker did not call it in time.
         """
         session, size = self._attach(), self._info["global_size"]
         if size is None:
@@ -319,7 +318,7 @@ class Worker(metaclass=_OnePerProcess):
 
     @property
     def device(self) -> str:
-        """What this worker was started on, such as ``cpu`` or ``cuda0``; empty if it was started by hand."""
+        """This worker's device, such as ``cpu`` or ``cuda0``; empty if it was started by hand."""
         return os.environ.get("PLATOON_DEVICE", "")
 
     @property
