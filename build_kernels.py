@@ -31,8 +31,8 @@ _MACHINE = os.environ.get("MULTIVERSO_BUILD_MACHINE") or platform.machine()
 _LINKER = "ld" if platform.machine() == _MACHINE else f"{_MACHINE}-linux-gnu-ld"
 _LINK = (_LINKER, "-shared", "-s", "-z", "text", "-z", "noexecstack", "-z", "relro", "-z", "now", "--build-id=none")
 
-Group = tuple[str, str, str | None]
-"""What holds it ("module" or "loops"), the module's name, and the dtype of its tables, if any."""
+Group = tuple[str, str | None]
+"""The name of a module of kernels, or of loops of updaters or rules, and the dtype of its tables, if any."""
 
 
 class DependenciesHook(MetadataHookInterface):
@@ -71,7 +71,7 @@ def everything() -> list[Group]:
     """Returns all groups that multiverso itself uses."""
     from multiverso.cli import warmup
 
-    return [*warmup.everything(), ("module", "multiverso.bench.limits", "float32")]
+    return [*warmup.everything(), ("multiverso.bench.limits", "float32")]
 
 
 def build(folder: Path, groups: Sequence[Group], levels: Sequence[str]) -> None:
@@ -82,17 +82,17 @@ def build(folder: Path, groups: Sequence[Group], levels: Sequence[str]) -> None:
         groups: what goes into each.
         levels: of processors, see ``multiverso.compiling.prebuilt.LEVELS``.
     """
-    from multiverso.compiling.object_code import PYTHON_FACTS
+    from multiverso.compiling.functions import PYTHON_FACTS
     from multiverso.compiling.prebuilt import MANIFEST
 
     dtypes = list(dict.fromkeys(dtype for *_, dtype in groups))
-    shares = [[group for group in groups if group[2] == dtype] for dtype in dtypes]
+    shares = [[group for group in groups if group[1] == dtype] for dtype in dtypes]
     with tempfile.TemporaryDirectory() as objects:
         cores = len(os.sched_getaffinity(0))
         with ProcessPoolExecutor(min(cores, len(shares)), mp_context=get_context("spawn")) as pool:
             parts = list(pool.map(_compile, shares, [levels] * len(shares), [objects] * len(shares)))
-        described = dict(sorted((group, facts) for part in parts for group, facts in part.items()))
-        symbols = [PYTHON_FACTS, *(f"{group}.{name}" for group in described for name in described[group]["names"])]
+        digests = dict(sorted(pair for part, _ in parts for pair in part.items()))
+        symbols = [PYTHON_FACTS, *sorted(symbol for _, part in parts for symbol in part)]
         exported = Path(objects, "exported")
         exported.write_text("{ global: " + " ".join(f'"{symbol}";' for symbol in symbols) + " local: *; };\n")
         for level in levels:
@@ -100,26 +100,26 @@ def build(folder: Path, groups: Sequence[Group], levels: Sequence[str]) -> None:
             files = sorted(str(path) for path in Path(objects).glob(f"{level}.*.o"))
             library = str(folder / f"{level}.so")
             subprocess.run([*_LINK, f"--version-script={exported}", "-o", library, *files], check=True)
-    manifest = {"machine": _MACHINE, "groups": described}
+    manifest = {"machine": _MACHINE, "groups": digests}
     (folder / MANIFEST).write_text(json.dumps(manifest) + "\n")
 
 
-def _compile(share: Sequence[Group], levels: Sequence[str], objects: str) -> dict[str, dict[str, Any]]:
-    """Writes the object files of some groups, and returns what the manifest says of each."""
+def _compile(share: Sequence[Group], levels: Sequence[str], objects: str) -> tuple[dict[str, str], list[str]]:
+    """Writes the object files of some groups; returns the digest of each group's sources, and all functions."""
     prepare()
     from multiverso.compiling import compiler, on_demand, sources
-    from multiverso.compiling.object_code import group_of
+    from multiverso.compiling.functions import group_of
 
-    described = {}
-    for kind, name, dtype in share:
-        translated = compiler.translate(kind, name, dtype)
+    digests: dict[str, str] = {}
+    symbols: list[str] = []
+    for name, dtype in share:
+        translated = compiler.translate(name, dtype)
         group = group_of(name, dtype)
         for level in levels:
-            Path(objects, f"{level}.{group}.o").write_bytes(compiler.emit(translated, machine_of(level)).content)
-        names = [symbol.removeprefix(f"{group}.") for symbol in translated.symbols]
-        digest = sources.digest_of(on_demand.sources_behind(name))
-        described[group] = {"digest": digest, "names": names}
-    return described
+            Path(objects, f"{level}.{group}.o").write_bytes(compiler.emit(translated, machine_of(level)))
+        symbols += translated.symbols
+        digests[group] = sources.digest_of(on_demand.sources_behind(name))
+    return digests, symbols
 
 
 def prepare() -> None:
@@ -147,7 +147,7 @@ def _write_facts(file: Path, level: str) -> None:
     import llvmlite.binding as llvm
     from llvmlite import ir
 
-    from multiverso.compiling.object_code import PYTHON_FACTS
+    from multiverso.compiling.functions import PYTHON_FACTS
 
     module = ir.Module()
     facts = ir.GlobalVariable(module, ir.ArrayType(ir.IntType(64), 2), PYTHON_FACTS)

@@ -40,4 +40,4 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     from multiverso.spec.table import DTYPES
 
     kernels = [f"multiverso.kernels.{name}" for name in ("dense", "rows", "rounds.calls")]
-    ensure_all(everything(("float32",)) + [("module", name, dtype) for dtype in DTYPES for name in kernels])
+    ensure_all(everything(("float32",)) + [(name, dtype) for dtype in DTYPES for name in kernels])

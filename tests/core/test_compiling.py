@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import fcntl
 import importlib
-import io
 import os
 import re
 import subprocess
@@ -22,10 +21,9 @@ import small_kernels
 
 from multiverso import kernels, updaters
 from multiverso.cli import warmup
-from multiverso.compiling import object_cache, on_demand, sources
-from multiverso.compiling.declared import kernels_of, rebound
-from multiverso.compiling.declaring import Kernel
-from multiverso.compiling.object_code import Code
+from multiverso.compiling import compiler, object_cache, on_demand
+from multiverso.compiling.declaring import Kernel, declared_in, rebound
+from multiverso.compiling.linking import KNOWN
 from multiverso.kernels import dense
 
 NAME = "small_kernels"
@@ -41,9 +39,9 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 @pytest.fixture(scope="module")
-def code() -> Code:
+def code() -> bytes:
     """The object code of the small kernels, for float32."""
-    on_demand.ensure("module", NAME, "float32")
+    on_demand.ensure_all([(NAME, "float32")])
     found = object_cache.read(on_demand.file_name(NAME, "float32"))
     assert found is not None
     return found
@@ -113,88 +111,59 @@ def test_a_kernel_keeps_no_reference() -> None:
     assert (sys.getrefcount(data), sys.getrefcount(ids)) == before
 
 
-def test_object_code_needs_nothing_of_numba(code: Code) -> None:
-    assert set(code.names) == {f"{NAME}-float32.scale", f"{NAME}-float32.clear"}
-    assert not [name for name in code.needed if "numba" in name.lower() or name.startswith("NRT")]
+def test_object_code_needs_nothing_of_numba(code: bytes) -> None:
+    assert not [name for name in KNOWN if "numba" in name.lower() or name.startswith("NRT")]
+    assert b"NRT_" not in code
 
 
-def test_a_damaged_file_is_noticed(code: Code) -> None:
-    data = code.to_bytes()
-    assert Code.from_bytes(data) == code
+def test_a_damaged_file_is_noticed(cache: Path, code: bytes) -> None:
+    object_cache.write("file", code)
+    assert object_cache.read("file") == code
+    data = (cache / "file").read_bytes()
     for damaged in (b"", data[:-1], data[:100] + b"!" + data[101:], b"something else" + data):
-        with pytest.raises(ValueError, match="damaged"):
-            Code.from_bytes(damaged)
+        (cache / "file").write_bytes(damaged)
+        assert object_cache.read("file") is None
 
 
-def test_code_that_cannot_be_linked_is_compiled_again(cache: Path, code: Code, monkeypatch: pytest.MonkeyPatch) -> None:
-    file = on_demand.file_name(NAME, "float32")
-    object_cache.write(file, Code(("other",), code.needed, code.content))
-    monkeypatch.setattr(on_demand, "built_by_a_child", lambda *_: code)
-    assert set(on_demand.link_group("module", NAME, "float32")) == {"scale", "clear"}
+def test_code_that_cannot_be_linked_is_compiled_again(
+    cache: Path, code: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file, other = on_demand.file_name(NAME, "float32"), on_demand.build(NAME, None)
+    object_cache.write(file, other)
+    monkeypatch.setattr(on_demand, "compile_beside", lambda _: object_cache.write(file, code))
+    assert set(on_demand.link_group(NAME, "float32")) == {"scale", "clear"}
     assert object_cache.read(file) == code
 
 
 def test_one_process_compiles_what_several_threads_ask_for(
-    cache: Path, code: Code, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    cache: Path, code: bytes, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     built = []
 
-    def build(*what: Any) -> Code:
-        built.append(what)
-        return code
+    def build(groups: Any, *_: Any) -> None:
+        built.append(groups)
+        object_cache.write(on_demand.file_name(NAME, "float32"), code)
 
-    monkeypatch.setattr(on_demand, "built_by_a_child", build)
-    threads = [threading.Thread(target=on_demand.ensure, args=("module", NAME, "float32")) for _ in range(4)]
+    monkeypatch.setattr(on_demand, "await_children", build)
+    threads = [threading.Thread(target=on_demand.ensure_all, args=([(NAME, "float32")],)) for _ in range(4)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert built == [("module", NAME, "float32")]
-    assert capsys.readouterr().err.count("compiling kernels (small_kernels-float32)") == 1
+    assert built == [[(NAME, "float32")]]
+    assert capsys.readouterr().err.count("compiling kernels, once on this machine (small_kernels-float32)") == 1
 
 
-class Terminal(io.StringIO):
-    """Standard error, on a terminal or not; tells when something was written often enough."""
-
-    def __init__(self, terminal: bool, enough: int) -> None:
-        super().__init__()
-        self.terminal, self.left, self.enough = terminal, enough, threading.Event()
-
-    def isatty(self) -> bool:
-        return self.terminal
-
-    def write(self, text: str) -> int:
-        if " s" in text:
-            self.left -= 1
-            if self.left == 0:
-                self.enough.set()
-        return super().write(text)
-
-
-@pytest.mark.parametrize("terminal", [False, True])
 def test_a_slow_compilation_says_that_it_goes_on(
-    cache: Path, code: Code, terminal: bool, monkeypatch: pytest.MonkeyPatch
+    cache: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    errors = Terminal(terminal, 3)
-
-    def slow(*what: Any) -> Code:
-        assert errors.enough.wait(60), errors.getvalue()
-        return code
-
-    monkeypatch.setattr(on_demand, "built_by_a_child", slow)
     monkeypatch.setattr(on_demand, "EVERY_SECONDS", 0.01)
-    monkeypatch.setattr(sys, "stderr", errors)
-    on_demand.ensure("module", NAME, "float32")
-    first, *going_on, last = errors.getvalue().splitlines()
-    words = re.escape("multiverso: compiling kernels (small_kernels-float32)")
-    assert re.fullmatch(words + r", once on this machine \(up to half a minute\) \.\.\.", first)
+    on_demand.compile_beside([(NAME, None), (NAME, "float32")])
+    first, *going_on, last = capfd.readouterr().err.splitlines()
+    assert re.fullmatch(r"multiverso: compiling kernels, once on this machine \(2 groups on \d+ cores\) \.\.\.", first)
     assert re.fullmatch(r"multiverso: compiled in \d+\.\d s", last)
-    line = words + r": \d+ s"
-    if terminal:  # one line that is written over, and is gone in the end; the string's lines end with \r, too
-        assert "\n" not in errors.getvalue().partition("...\n")[2].partition("multiverso: compiled")[0]
-        assert not going_on[-1].strip()
-        going_on = [text for text in going_on if text.strip()]
-    assert len(going_on) >= 3
+    line = r"multiverso: compiling kernels \(\d of 2 groups(, about \d+ s left)?\): \d+ s"
+    assert going_on
     assert all(re.fullmatch(line, text) for text in going_on), going_on
 
 
@@ -202,7 +171,6 @@ def test_a_cache_that_others_can_write_to_is_not_used(
     cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))  # and not what others have left in the common one
-    monkeypatch.delenv("XDG_RUNTIME_DIR", raising=False)
     cache.mkdir(mode=0o700)
     cache.chmod(0o777)
     with pytest.warns(RuntimeWarning, match="keeps them in .*multiverso-") as warned:
@@ -216,10 +184,9 @@ def test_who_takes_the_names_of_other_caches_makes_nobody_compile_anew(
     cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    monkeypatch.delenv("XDG_RUNTIME_DIR", raising=False)
     cache.write_text("no directory")
     name = f"multiverso-{os.geteuid()}"
-    for taken in (name, *(f"{name}-{number}" for number in range(1, 100))):
+    for taken in (f"{name}-{number}" for number in range(1, 100)):
         (tmp_path / taken).mkdir()
         (tmp_path / taken).chmod(0o777)
     found = set()
@@ -231,48 +198,47 @@ def test_who_takes_the_names_of_other_caches_makes_nobody_compile_anew(
 
 
 def test_without_any_cache_kernels_are_compiled_all_the_same(
-    cache: Path, code: Code, monkeypatch: pytest.MonkeyPatch
+    cache: Path, code: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(object_cache.files, "own_directory", nowhere)
-    monkeypatch.setattr(on_demand, "built_by_a_child", lambda *_: code)
+    monkeypatch.setattr(on_demand, "build", lambda *_: code)
     with pytest.warns(RuntimeWarning, match="each process compiles them again"):
-        assert set(on_demand.link_group("module", NAME, "float32")) == {"scale", "clear"}
+        assert set(on_demand.link_group(NAME, "float32")) == {"scale", "clear"}
 
 
-def test_a_full_disk_keeps_nobody_from_working(cache: Path, code: Code, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_keeps_nobody_from_working(cache: Path, code: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(object_cache.files, "write_whole", nowhere)
-    monkeypatch.setattr(on_demand, "built_by_a_child", lambda *_: code)
-    assert set(on_demand.link_group("module", NAME, "float32")) == {"scale", "clear"}
+    monkeypatch.setattr(on_demand, "await_children", lambda *_: None)
+    monkeypatch.setattr(on_demand, "build", lambda *_: code)
+    assert set(on_demand.link_group(NAME, "float32")) == {"scale", "clear"}
 
 
 def nowhere(*_: Any, **__: Any) -> Any:
     raise OSError(28, "No space left on device")
 
 
-def test_a_planted_link_is_not_followed(cache: Path, code: Code, tmp_path: Path) -> None:
+def test_a_planted_link_is_not_followed(cache: Path, code: bytes, tmp_path: Path) -> None:
     target = tmp_path / "target"
-    target.write_bytes(code.to_bytes())
-    target.chmod(0o600)
-    directory = object_cache.cache_directory()
-    assert directory is not None
-    (directory / "planted").symlink_to(target)
+    object_cache.write("file", code)
+    (cache / "file").rename(target)
+    (cache / "planted").symlink_to(target)
     assert object_cache.read("planted") is None
 
 
 def test_where_no_child_can_be_started_it_compiles_here(
-    cache: Path, code: Code, monkeypatch: pytest.MonkeyPatch
+    cache: Path, code: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     here = []
     monkeypatch.setattr(sys, "executable", "/nowhere/python")
-    monkeypatch.setattr(on_demand, "_built_here", lambda *what: here.append(what) or code)
-    on_demand.ensure("module", NAME, "float32")
-    assert here == [("module", NAME, "float32")]
+    monkeypatch.setattr(on_demand, "build", lambda *what: here.append(what) or code)
+    on_demand.ensure_all([(NAME, "float32")])
+    assert here == [(NAME, "float32")]
 
 
-@pytest.mark.parametrize("when", ["never", "while it compiles", "once the compiler has begun"])
+@pytest.mark.parametrize("when", ["never", "while it compiles", "and back again"])
 def test_what_was_compiled_of_a_source_that_has_changed_is_not_kept(
     cache: Path,
-    code: Code,
+    code: bytes,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capfd: pytest.CaptureFixture[str],
@@ -281,37 +247,54 @@ def test_what_was_compiled_of_a_source_that_has_changed_is_not_kept(
     """Its name tells of the text that was there before, and the next process would have taken it for that."""
     source = tmp_path / "changing.py"
     source.write_text("a = 1\n")
-    compiler: Any = SimpleNamespace(stamps=sources.stamps_of([source]), build=lambda *_: code)
     monkeypatch.setitem(sys.modules, "changing", SimpleNamespace(__file__=str(source)))
-    if when == "once the compiler has begun":  # it may have imported the text before
-        source.write_text("a = 20\n")
-    if when == "while it compiles":
-        compiler.build = lambda *_: source.write_text("a = 20\n") and code
-    on_demand.ensure("module", "changing", "float32", compiler)
-    kept = object_cache.read(on_demand.file_name("changing", "float32"))
+    file = on_demand.file_name("changing", "float32")
+
+    def emit(*_: Any) -> bytes:
+        if when != "never":
+            source.write_text("a = 20\n")
+        if when == "and back again":  # and it was compiled of the text between
+            source.write_text("a = 1\n")
+        return code
+
+    monkeypatch.setattr(compiler, "translate", lambda *_: None)
+    monkeypatch.setattr(compiler, "emit", emit)
+    assert on_demand.build("changing", "float32") == code
+    kept = object_cache.read(file)
     assert kept == (code if when == "never" else None)
     assert ("not kept" in capfd.readouterr().err) == (when != "never")
 
 
-def test_a_child_that_hangs_is_ended(cache: Path, code: Code, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_child_that_hangs_is_ended(
+    cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
     """And one that fails: what is wrong is said by compiling here."""
     monkeypatch.setattr(on_demand, "BUILD_SECONDS", 0.0)
-    assert on_demand.built_by_a_child("module", NAME, "float32") is None
+    on_demand.compile_beside([(NAME, "float32")])
+    assert object_cache.read(on_demand.file_name(NAME, "float32")) is None
     monkeypatch.setattr(on_demand, "BUILD_SECONDS", 60.0)
-    assert on_demand.built_by_a_child("module", "no_such_module", "float32") is None
+    broken = tmp_path / "broken.py"
+    broken.write_text("nothing +\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with monkeypatch.context() as known:
+        known.setitem(sys.modules, "broken", SimpleNamespace(__file__=str(broken)))
+        on_demand.compile_beside([("broken", "float32")])
+        assert "compiled in" not in capfd.readouterr().err
+    with pytest.raises(SyntaxError):
+        on_demand.build("broken", "float32")
 
 
 def test_a_forked_child_does_not_keep_a_lock_that_its_parent_has_let_go(cache: Path) -> None:
     ours, theirs = os.pipe()
-    with object_cache.one_at_a_time("test"):
-        assert not free(cache / "test.lock")
+    with object_cache.one_at_a_time():
+        assert not free(cache / "compiling.lock")
         child = os.fork()
         if child == 0:
             os.close(theirs)
             os.read(ours, 1)
             os._exit(0)
     try:
-        assert free(cache / "test.lock")
+        assert free(cache / "compiling.lock")
     finally:
         os.close(theirs)
         os.close(ours)
@@ -324,10 +307,10 @@ def test_who_waits_for_another_process_s_compiling_says_so(
     """The other may be stopped, or in another terminal; nothing was said for five minutes."""
     monkeypatch.setattr(object_cache, "_QUIET_SECONDS", 0.0)
     monkeypatch.setattr(object_cache, "_LOCK_SECONDS", 0.3)
-    with object_cache.one_at_a_time("test"), object_cache.one_at_a_time("test"):
+    with object_cache.one_at_a_time(), object_cache.one_at_a_time():
         pass
     said = capfd.readouterr().err
-    assert said.count("waiting for another process that compiles kernels (test), for 0.005 minutes at most") == 1
+    assert said.count("waiting for another process that compiles kernels, for 0.005 minutes at most") == 1
 
 
 def free(path: Path) -> bool:
@@ -381,8 +364,8 @@ def test_warming_up_compiles_every_module_of_kernels() -> None:
     of_floats = {*warmup.OF_A_DTYPE, *warmup.OF_A_FLOAT}
     for dtype, names in (("float32", of_floats), (None, {*warmup.OF_NONE})):
         modules = {name: importlib.import_module(f"multiverso.kernels.{name}") for name in declaring}
-        assert names == {name for name, module in modules.items() if kernels_of(module, dtype)}
-    loops = {name for kind, name, _ in warmup.everything(["float32"]) if kind == "loops"}
+        assert names == {name for name, module in modules.items() if declared_in(module, dtype)}
+    loops = {name for name, _ in warmup.everything(["float32"])}
     assert {"multiverso.updaters.momentum", "multiverso.rules.additive", "multiverso.rules.averaging"} <= loops
 
 

@@ -20,6 +20,7 @@ import small_kernels
 
 from multiverso.compiling import on_demand, prebuilt
 from multiverso.compiling.functions import callable_at
+from multiverso.compiling.sources import digest_of
 from multiverso.kernels import dense
 
 HERE = Path(__file__).parent
@@ -31,8 +32,8 @@ import sys; sys.path[:0] = {[str(ROOT), str(HERE)]!r}
 from pathlib import Path
 from build_kernels import build
 if __name__ == "__main__":
-    groups = [("module", "small_kernels", dtype) for dtype in ("float32", None)]
-    build(Path(sys.argv[1]), [*groups, ("loops", {LOOPS!r}, "float32")], [{LEVEL!r}])
+    groups = [("small_kernels", dtype) for dtype in ("float32", None)]
+    build(Path(sys.argv[1]), [*groups, ({LOOPS!r}, "float32")], [{LEVEL!r}])
 """
 
 
@@ -65,22 +66,21 @@ def opened(libraries: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     prebuilt.open_library.cache_clear()
 
 
-def taken_and_made(kind: str, name: str, monkeypatch: pytest.MonkeyPatch) -> tuple[dict[str, int], dict[str, int]]:
+def taken_and_made(name: str, monkeypatch: pytest.MonkeyPatch) -> tuple[dict[str, int], dict[str, int]]:
     """The addresses of a group's functions in the library, and as Numba makes them."""
-    taken = prebuilt.addresses_of(name, "float32", on_demand.sources_behind(name))
-    assert taken is not None
+    taken = on_demand.link_group(name, "float32")
     assert prebuilt.level() == LEVEL
     with monkeypatch.context() as elsewhere:
         elsewhere.setattr(prebuilt, "FOLDER", HERE / "nowhere")
         prebuilt.open_library.cache_clear()
-        made = on_demand.link_group(kind, name, "float32")
+        made = on_demand.link_group(name, "float32")
     assert set(made) == set(taken)
     assert set(made.values()).isdisjoint(taken.values())
     return taken, made
 
 
 def test_a_wheels_kernels_do_bit_for_bit_what_numbas_do(opened: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    both = taken_and_made("module", "small_kernels", monkeypatch)
+    both = taken_and_made("small_kernels", monkeypatch)
     taken, made = (callable_at("scale", addresses["scale"]) for addresses in both)
     random = np.random.default_rng(1)
     for kernel in (made, taken):
@@ -97,7 +97,7 @@ def test_a_wheels_kernels_do_bit_for_bit_what_numbas_do(opened: None, monkeypatc
 
 
 def test_a_wheels_loops_do_bit_for_bit_what_numbas_do(opened: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    taken, made = taken_and_made("loops", LOOPS, monkeypatch)
+    taken, made = taken_and_made(LOOPS, monkeypatch)
     random = np.random.default_rng(2)
     for name in made:
         values, delta, *state = (random.normal(size=1001).astype("f4") for _ in range(5))
@@ -119,11 +119,12 @@ def apply(address: int, values: Any, delta: Any, state: Any, hyper: Any) -> None
 
 def test_a_library_made_of_other_sources_is_not_used(opened: None, tmp_path: Path) -> None:
     sources = on_demand.sources_behind("small_kernels")
-    assert prebuilt.addresses_of("small_kernels", "float32", sources) is not None
+    digest = digest_of(sources)
+    assert prebuilt.has("small_kernels-float32", digest)
     changed = tmp_path / sources[0].name
     changed.write_bytes(sources[0].read_bytes() + b"\n")
-    assert prebuilt.addresses_of("small_kernels", "float32", [changed, *sources[1:]]) is None
-    assert prebuilt.addresses_of("multiverso.kernels.dense", "float32", sources) is None  # which it does not have
+    assert not prebuilt.has("small_kernels-float32", digest_of([changed, *sources[1:]]))
+    assert not prebuilt.has("dense-float32", digest)  # which it does not have
 
 
 @pytest.mark.parametrize("more", [1, 2, 3])
@@ -158,10 +159,8 @@ def test_a_library_needs_no_other(libraries: Path) -> None:
     ).stdout
     assert "TEXTREL" not in listed
     assert "NEEDED" not in listed
-    assert set(json.loads((libraries / prebuilt.MANIFEST).read_text())["groups"]["small_kernels-float32"]["names"]) == {
-        "scale",
-        "clear",
-    }
+    groups = {"small_kernels", "small_kernels-float32", "updaters.momentum-float32"}
+    assert json.loads((libraries / prebuilt.MANIFEST).read_text())["groups"].keys() == groups
 
 
 def test_without_numba_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -174,7 +173,7 @@ def test_without_numba_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> No
     for needs_it in (
         lambda: on_demand.load_loop.__wrapped__(double, "float32"),
         lambda: on_demand.load_module.__wrapped__("small_kernels", "float32"),
-        lambda: on_demand.ensure("module", dense.__name__, "float32"),
+        lambda: on_demand.ensure_all([(dense.__name__, "float32")]),
     ):
         with pytest.raises(ModuleNotFoundError, match=r'must be compiled.*: pip install "multiverso\[compile\]"$'):
             needs_it()

@@ -33,14 +33,11 @@ def network(request: pytest.FixtureRequest) -> Iterator[Network]:
 def pytest_collection_finish(session: pytest.Session) -> None:
     if session.config.option.collectonly:
         return
-    from multiverso.compiling.on_demand import ensure
+    from multiverso.compiling.on_demand import Group, ensure_all
     from multiverso.spec.table import DTYPES
 
-    ensure("module", "multiverso.kernels.between_hosts.agreeing", None)
-    ensure("module", "multiverso.kernels.waits", None)
-    for dtype in DTYPES:
-        for group in ("between_hosts.agreeing", "dense", "rows"):
-            ensure("module", f"multiverso.kernels.{group}", dtype)
+    groups: list[Group] = [("between_hosts.agreeing", None), ("waits", None)]
+    groups += [(name, dtype) for dtype in DTYPES for name in ("between_hosts.agreeing", "dense", "rows")]
     for dtype in (None, "float32"):
-        for group in ("rounds.calls", "between_hosts.rounds", "between_hosts.node"):
-            ensure("module", f"multiverso.kernels.{group}", dtype)
+        groups += [(name, dtype) for name in ("rounds.calls", "between_hosts.rounds", "between_hosts.node")]
+    ensure_all([(f"multiverso.kernels.{name}", dtype) for name, dtype in groups])

@@ -11,11 +11,10 @@ BETWEEN_HOSTS = ("between_hosts.agreeing", "between_hosts.node", "between_hosts.
 def pytest_collection_finish(session: pytest.Session) -> None:
     if session.config.option.collectonly:
         return
-    from multiverso.compiling.on_demand import ensure
+    from multiverso.compiling.on_demand import ensure_all
 
-    for dtype in (None, *DTYPES):
-        for group in ("dense", "rows", "rounds.calls", *BETWEEN_HOSTS):
-            ensure("module", f"multiverso.kernels.{group}", dtype)
+    names = ("dense", "rows", "rounds.calls", *BETWEEN_HOSTS)
+    ensure_all([(f"multiverso.kernels.{name}", dtype) for dtype in (None, *DTYPES) for name in names])
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 
 from multiverso import rules, updaters
 from multiverso.compiling import on_demand, prebuilt
+from multiverso.compiling.declaring import declared_in
 from multiverso.compiling.object_cache import cache_directory
-from multiverso.compiling.object_code import is_loop
 from multiverso.spec.table import DTYPES
 
 _BETWEEN_HOSTS = ("between_hosts.agreeing", "between_hosts.node", "between_hosts.rounds")
@@ -26,13 +26,13 @@ _RULES_DTYPES = ("float32", "float64")
 def everything(dtypes: Sequence[str] = DTYPES) -> list[on_demand.Group]:
     """Returns what there is to compile for tables of some dtypes, as ``on_demand.ensure_all`` takes it."""
     prefix = "multiverso.kernels."
-    wanted: list[on_demand.Group] = [("module", prefix + name, None) for name in OF_NONE]
+    wanted: list[on_demand.Group] = [(prefix + name, None) for name in OF_NONE]
     for dtype in dtypes:
-        wanted += [("module", prefix + name, dtype) for name in OF_A_DTYPE]
-        wanted += [("loops", name, dtype) for name in _with_loops(updaters)]
+        wanted += [(prefix + name, dtype) for name in OF_A_DTYPE]
+        wanted += [(name, dtype) for name in _with_loops(updaters)]
         if dtype in _RULES_DTYPES:
-            wanted += [("module", prefix + name, dtype) for name in OF_A_FLOAT]
-            wanted += [("loops", name, dtype) for name in _with_loops(rules)]
+            wanted += [(prefix + name, dtype) for name in OF_A_FLOAT]
+            wanted += [(name, dtype) for name in _with_loops(rules)]
     return wanted
 
 
@@ -40,7 +40,7 @@ def _with_loops(package: object) -> list[str]:
     """Returns the modules of a package that hold loops of updaters or rules."""
     name, path = package.__name__, package.__path__  # type: ignore[attr-defined]
     modules = [importlib.import_module(f"{name}.{found.name}") for found in pkgutil.iter_modules(path)]
-    return [m.__name__ for m in modules if any(is_loop(value, m.__name__) for value in vars(m).values())]
+    return [m.__name__ for m in modules if declared_in(m, None)]
 
 
 def report(dtypes: Sequence[str]) -> str:

@@ -8,9 +8,11 @@ from typing import Any
 
 import numpy as np
 
+PYTHON_FACTS = "multiverso.python"
+"""The name of two numbers that compiled code asks for: the address of the type of NumPy's arrays, and the size of the
+head of an object, which is larger in a Python without the GIL."""
 PythonFacts = ctypes.c_int64 * 2
 PYTHON_FACTS_HERE = PythonFacts(id(np.ndarray), object.__basicsize__)
-"""What compiled code asks for by the name `object_code.PYTHON_FACTS`."""
 
 _METH_FASTCALL = 0x80
 _kept: list[object] = []  # descriptions of functions live as long as the process
@@ -30,6 +32,12 @@ class _MethodDef(ctypes.Structure):
 _new_function = ctypes.pythonapi.PyCFunction_NewEx
 _new_function.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p]
 _new_function.restype = ctypes.py_object
+
+
+def group_of(name: str, dtype: str | None) -> str:
+    """Returns what the kernels or loops are called together that a module has for a dtype, or (None) for none."""
+    short = name.removeprefix("multiverso.").removeprefix("kernels.")
+    return f"{short}-{dtype}" if dtype else short
 
 
 def callable_at(name: str, address: int) -> Callable[..., Any]:

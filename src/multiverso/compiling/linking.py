@@ -3,32 +3,37 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Iterable
 from typing import Any
 
 import llvmlite.binding as llvm
 
-from multiverso.compiling.functions import PYTHON_FACTS_HERE
-from multiverso.compiling.object_code import PYTHON_FACTS
-from multiverso.turns import uninterrupted
+from multiverso.compiling.functions import PYTHON_FACTS, PYTHON_FACTS_HERE
+
+PYTHON = {
+    *("PyLong_AsLongLong", "PyLong_FromLongLong", "Py_BuildValue", "PyType_IsSubtype", "PyExc_TypeError"),
+    *("PyErr_Occurred", "PyErr_SetString", "PyEval_SaveThread", "PyEval_RestoreThread"),
+}
+LIBC = {
+    *("syscall", "__errno_location", "clock_gettime", "sched_yield", "memcpy", "memset", "memmove"),
+    *("sqrt", "sqrtf"),  # declared beside the instruction, which is what runs
+}
+KNOWN = {PYTHON_FACTS, *PYTHON, *LIBC}
+"""All that object code may ask for."""
 
 _kept: list[object] = []  # code lives as long as the process
 
 
-def link(content: bytes, needed: Sequence[str], names: Sequence[str]) -> dict[str, int]:
+def link(content: bytes, names: Iterable[str]) -> dict[str, int]:
     """Loads object code and returns the address of each of its functions.
 
-    It is done in a thread, where no signal's handler runs: llvmlite frees memory twice if an exception comes between
-    its freeing something and its noting that. The caller may be interrupted meanwhile; the thread ends by itself.
+    Not where a signal's handler may run: llvmlite frees memory twice if an exception comes between its freeing
+    something and its noting that.
 
     Raises:
         RuntimeError, OSError: it cannot be linked.
     """
-    return uninterrupted(lambda: _link(content, needed, names))
-
-
-def _link(content: bytes, needed: Sequence[str], names: Sequence[str]) -> dict[str, int]:
-    _provide(needed)
+    provide()
     machine = llvm.Target.from_default_triple().create_target_machine(jit=True)
     engine = llvm.create_mcjit_compiler(llvm.parse_assembly(""), machine)
     engine.add_object_file(llvm.ObjectFileRef.from_data(content))
@@ -40,16 +45,12 @@ def _link(content: bytes, needed: Sequence[str], names: Sequence[str]) -> dict[s
     return addresses
 
 
-def _provide(needed: Sequence[str]) -> None:
-    """Tells LLVM where the functions of libc and of Python are that the code names."""
+def provide() -> None:
+    """Tells LLVM where the functions of libc and of Python are that object code names."""
     llvm.initialize_native_target()
     llvm.initialize_native_asmprinter()
-    libc = ctypes.CDLL(None)
-    for name in needed:
-        if name == PYTHON_FACTS:
-            address: int | None = ctypes.addressof(PYTHON_FACTS_HERE)
-        else:
-            home: Any = ctypes.pythonapi if name.startswith("Py") else libc
-            address = ctypes.cast(getattr(home, name), ctypes.c_void_p).value
-        assert address is not None
-        llvm.add_symbol(name, address)
+    llvm.add_symbol(PYTHON_FACTS, ctypes.addressof(PYTHON_FACTS_HERE))
+    homes: list[tuple[Any, set[str]]] = [(ctypes.pythonapi, PYTHON), (ctypes.CDLL(None), LIBC)]
+    for home, names in homes:
+        for name in names:
+            llvm.add_symbol(name, ctypes.cast(getattr(home, name), ctypes.c_void_p).value)

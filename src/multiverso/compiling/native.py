@@ -25,7 +25,7 @@ from multiverso.compiling.atomics import (
     MADVISE_CALL,
     POPULATE_WRITE,
 )
-from multiverso.compiling.object_code import PYTHON_FACTS
+from multiverso.compiling.functions import PYTHON_FACTS
 
 _I32, _I64, _I8 = ir.IntType(32), ir.IntType(64), ir.IntType(8)
 _LINE = 64
@@ -34,10 +34,10 @@ _SECOND = 1_000_000_000
 _inline = njit(nogil=True, error_model="numpy")
 
 
-def _instruction(signature: Any, emit: Any) -> Any:
+def instruction(signature: Any, emit: Any) -> Any:
     """Returns what kernels call for the instructions that ``emit(builder, *arguments)`` adds where they do."""
 
-    def instruction(typingctx, *arguments):
+    def added(typingctx, *arguments):
         def codegen(context, builder, typed, args):
             result = emit(builder, *args)
             return context.get_dummy_value() if typed.return_type == types.void else result
@@ -46,8 +46,8 @@ def _instruction(signature: Any, emit: Any) -> Any:
 
     names = "typingctx", *(f"argument{i}" for i in range(len(signature.args)))  # Numba would make a tuple of others
     parameters = [Parameter(name, Parameter.POSITIONAL_OR_KEYWORD) for name in names]
-    instruction.__signature__ = Signature(parameters)
-    return intrinsic(instruction)
+    added.__signature__ = Signature(parameters)
+    return intrinsic(added)
 
 
 def _to(kind: Any, builder: Any, address: Any) -> Any:
@@ -55,18 +55,33 @@ def _to(kind: Any, builder: Any, address: Any) -> Any:
     return builder.inttoptr(address, kind.as_pointer())
 
 
+def loaded(kind: Any, number: Any) -> Any:
+    """Returns what kernels call for what lies at an address, and does not change meanwhile."""
+    return instruction(number(types.uintp), lambda builder, at: builder.load(_to(kind, builder, at)))
+
+
+def global_at(name: str) -> Any:
+    """Returns what kernels call for the address of a variable of Python's, or of ours."""
+    return instruction(
+        types.int64(),
+        lambda builder: builder.ptrtoint(
+            builder.module.globals.get(name) or ir.GlobalVariable(builder.module, _I8, name), _I64
+        ),
+    )
+
+
 def _word(kind: ir.IntType, number: Any) -> tuple[Any, Any, Any]:
     """A load, a store and an addition of whole numbers, in the one order of all."""
     size = kind.width // 8
     return (
-        _instruction(
+        instruction(
             number(types.uintp), lambda builder, at: builder.load_atomic(_to(kind, builder, at), "seq_cst", size)
         ),
-        _instruction(
+        instruction(
             types.void(types.uintp, number),
             lambda builder, at, value: builder.store_atomic(value, _to(kind, builder, at), "seq_cst", size),
         ),
-        _instruction(
+        instruction(
             number(types.uintp, number),
             lambda builder, at, value: builder.atomic_rmw("add", _to(kind, builder, at), value, "seq_cst"),
         ),
@@ -75,14 +90,14 @@ def _word(kind: ir.IntType, number: Any) -> tuple[Any, Any, Any]:
 
 load32, store32, add32 = _word(_I32, types.int32)
 load64, store64, add64 = _word(_I64, types.int64)
-compare_swap64 = _instruction(
+compare_swap64 = instruction(
     types.int64(types.uintp, types.int64, types.int64),
     lambda builder, at, old, new: builder.extract_value(
         builder.cmpxchg(_to(_I64, builder, at), old, new, "seq_cst", "seq_cst"), 0
     ),
 )
 # an address as what ``numba.carray`` takes
-pointer_at = _instruction(types.voidptr(types.uintp), lambda builder, at: _to(_I8, builder, at))
+pointer_at = instruction(types.voidptr(types.uintp), lambda builder, at: _to(_I8, builder, at))
 
 
 @_inline
@@ -153,14 +168,15 @@ def words(typingctx, count):
 _int, _long, _address = types.intc, types.int64, types.uintp
 
 
-def _libc(name: str, *signature: Any) -> Any:
+def external(name: str, *signature: Any) -> Any:
+    """Returns a function of libc or Python, given the types of what it returns and takes."""
     return types.ExternalFunction(name, typing.signature(*signature))
 
 
-_syscall = _libc("syscall", _long, _long, _address, _long, _long, _address, _long, _long)
-_errno_location = _libc("__errno_location", _address)
-_clock_gettime = _libc("clock_gettime", _int, _int, _address)
-sched_yield = _libc("sched_yield", _int)
+_syscall = external("syscall", _long, _long, _address, _long, _long, _address, _long, _long)
+_errno_location = external("__errno_location", _address)
+_clock_gettime = external("clock_gettime", _int, _int, _address)
+sched_yield = external("sched_yield", _int)
 
 
 @_inline
@@ -202,29 +218,24 @@ def _call(kinds: str) -> Any:
         pairs = zip(kinds, given, strict=True)
         builder.call(callee, [_to(_I8, builder, each) if kind == "p" else each for kind, each in pairs])
 
-    return _instruction(signature, emit)
+    return instruction(signature, emit)
 
 
 call_update, call_push, call_pull = _call("pppnpn"), _call("pppnppn"), _call("pppnpn")
 
 # on x86-64 a plain move each, where seq_cst stores cost 20 cycles
-load_acquire64 = _instruction(
+load_acquire64 = instruction(
     types.int64(types.uintp), lambda builder, at: builder.load_atomic(_to(_I64, builder, at), "acquire", 8)
 )
-store_release64 = _instruction(
+store_release64 = instruction(
     types.void(types.uintp, types.int64),
     lambda builder, at, value: builder.store_atomic(value, _to(_I64, builder, at), "release", 8),
 )
-load_double = _instruction(
-    types.float64(types.uintp), lambda builder, at: builder.load(_to(ir.DoubleType(), builder, at))
-)
-load_float32 = _instruction(
-    types.float64(types.uintp),
-    lambda builder, at: builder.fpext(builder.load(_to(ir.FloatType(), builder, at)), ir.DoubleType()),
-)
-fence_acquire = _instruction(types.void(), lambda builder: builder.fence("acquire"))
-fence_release = _instruction(types.void(), lambda builder: builder.fence("release"))
-fence_all = _instruction(types.void(), lambda builder: builder.fence("seq_cst"))
+load_double = loaded(ir.DoubleType(), types.float64)
+load_float32 = loaded(ir.FloatType(), types.float32)
+fence_acquire = instruction(types.void(), lambda builder: builder.fence("acquire"))
+fence_release = instruction(types.void(), lambda builder: builder.fence("release"))
+fence_all = instruction(types.void(), lambda builder: builder.fence("seq_cst"))
 
 
 def _builtin(builder: Any, name: str, kinds: list[Any], *values: Any) -> Any:
@@ -238,7 +249,7 @@ def _prefetch(write: int) -> Any:
         place = builder.inttoptr(address, byte)
         _builtin(builder, "llvm.prefetch", [byte], place, _I32(write), _I32(3), _I32(1))
 
-    return _instruction(types.void(types.uintp), emit)
+    return instruction(types.void(types.uintp), emit)
 
 
 prefetch, prefetch_to_write = _prefetch(0), _prefetch(1)
@@ -261,10 +272,10 @@ def _move_line(builder, to, source):
     builder.store(builder.load(source, align=1), to, align=1)
 
 
-pause = _instruction(types.void(), _pause)
-move = _instruction(types.void(types.uintp, types.uintp, types.int64), _move)
-move_line = _instruction(types.void(types.uintp, types.uintp), _move_line)
-trailing_zeros = _instruction(
+pause = instruction(types.void(), _pause)
+move = instruction(types.void(types.uintp, types.uintp, types.int64), _move)
+move_line = instruction(types.void(types.uintp, types.uintp), _move_line)
+trailing_zeros = instruction(
     types.int64(types.int64), lambda builder, value: builder.cttz(value, ir.Constant(ir.IntType(1), 0))
 )
 
@@ -295,30 +306,19 @@ def hash64(value):
     return types.int64(x ^ (x >> _U64(31)))
 
 
-def _number(kind: Any, numba_type: Any) -> Any:
-    @intrinsic
-    def put(typingctx, address, value):
-        def codegen(context, builder, signature, args):
-            number = context.cast(builder, args[1], types.float64, numba_type)
-            builder.store(number, builder.inttoptr(args[0], kind.as_pointer()))
-            return context.get_dummy_value()
-
-        return types.void(types.uintp, types.float64), codegen
-
-    return put
-
-
-store_float32 = _number(ir.FloatType(), types.float32)
-store_float64 = _number(ir.DoubleType(), types.float64)
-store_int32 = _number(_I32, types.int32)
-store_int64 = _number(_I64, types.int64)
-
-
-def _object_head(builder):
-    facts = builder.module.globals.get(PYTHON_FACTS) or ir.GlobalVariable(
-        builder.module, ir.ArrayType(_I64, 2), PYTHON_FACTS
+def _put(kind: Any, narrowed: str = "bitcast") -> Any:
+    """Stores a number as one of this kind."""
+    return instruction(
+        types.void(types.uintp, types.float64),
+        lambda builder, at, value: builder.store(getattr(builder, narrowed)(value, kind), _to(kind, builder, at)),
     )
-    return builder.load(builder.gep(facts, [_I32(0), _I32(1)]))
 
 
-object_head = _instruction(types.uintp(), _object_head)
+store_float32, store_float64 = _put(ir.FloatType(), "fptrunc"), _put(ir.DoubleType())
+store_int32, store_int64 = _put(_I32, "fptosi"), _put(_I64, "fptosi")
+_facts, _fact = global_at(PYTHON_FACTS), loaded(_I64, types.int64)
+
+
+@_inline
+def object_head():
+    return _fact(_facts() + 8)

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import functools
+import hashlib
 import os
 import tempfile
 import time
 import warnings
 from collections.abc import Iterator
+from itertools import chain
 from pathlib import Path
 
-from multiverso.compiling.object_code import Code
 from multiverso.files import opening as files
 from multiverso.saying import say
 
@@ -20,6 +20,7 @@ _LOCK_SECONDS = 300.0
 _QUIET_SECONDS = 10.0
 _KEPT_SECONDS = 90 * 86400.0
 _MOST_BYTES = 64 << 20
+_DIGEST_BYTES = 32
 
 
 @functools.cache
@@ -31,44 +32,35 @@ def cache_directory() -> Path | None:
     """
     home = os.environ.get("MULTIVERSO_CACHE_DIR") or os.environ.get("XDG_CACHE_HOME") or "~/.cache"
     wanted = Path(os.path.expanduser(home)) / "multiverso"
-    try:
-        return _usable(wanted)
-    except (OSError, RuntimeError) as error:
-        reason = error
-    other = next(filter(None, map(_usable_or_none, _elsewhere())), None)
-    warnings.warn(
-        f"multiverso cannot keep its compiled kernels in {wanted} ({reason}), so "
-        + (f"it keeps them in {other}" if other else "each process compiles them again")
-        + "; set MULTIVERSO_CACHE_DIR to a directory that you alone can write to",
-        RuntimeWarning,
-        stacklevel=2,
-    )
-    return other
+    found, reasons = None, []
+    for directory in chain([wanted], _elsewhere()):
+        try:
+            found = _usable(directory)
+            break
+        except (OSError, RuntimeError) as error:
+            reasons.append(error)
+    if reasons:
+        warnings.warn(
+            f"multiverso cannot keep its compiled kernels in {wanted} ({reasons[0]}), so "
+            + (f"it keeps them in {found}" if found else "each process compiles them again")
+            + "; set MULTIVERSO_CACHE_DIR to a directory that you alone can write to",
+            RuntimeWarning,
+            stacklevel=2,
+        )
+    return found
 
 
 def _elsewhere() -> Iterator[Path]:
     """Yields directories for when the usual one cannot be used.
 
-    Another user may have taken any name that can be guessed: the last ones tell when they were made, and the oldest of
-    this user's is the one that all find.
+    Another user may have taken any name that can be guessed: these tell when they were made, and the oldest of this
+    user's is the one that all find.
     """
-    runtime = os.environ.get("XDG_RUNTIME_DIR")
-    if runtime:
-        yield Path(runtime) / "multiverso"
-    temporary = Path(tempfile.gettempdir())
-    name = f"multiverso-{os.geteuid()}"
-    yield temporary / name
+    temporary, name = Path(tempfile.gettempdir()), f"multiverso-{os.geteuid()}"
     yield from sorted(temporary.glob(f"{name}-*"))
     with contextlib.suppress(OSError):
         (temporary / f"{name}-{time.time_ns()}").mkdir(0o700)
     yield from sorted(temporary.glob(f"{name}-*"))  # a process that has come at the same time may have made one, too
-
-
-def _usable_or_none(directory: Path) -> Path | None:
-    try:
-        return _usable(directory)
-    except (OSError, RuntimeError):
-        return None
 
 
 def _usable(directory: Path) -> Path:
@@ -77,25 +69,30 @@ def _usable(directory: Path) -> Path:
         return own
 
 
-def read(name: str) -> Code | None:
+def read(name: str) -> bytes | None:
     """Returns what was written under a name, or None: nothing was, or not all of it."""
     directory = cache_directory()
     if directory is None:
         return None
     try:
-        return Code.from_bytes(files.read_own(directory / name, _MOST_BYTES))
-    except (OSError, ValueError):
+        content = files.read_own(directory / name, _MOST_BYTES)
+    except OSError:
         return None
+    return content[_DIGEST_BYTES:] if content[:_DIGEST_BYTES] == _digest(content[_DIGEST_BYTES:]) else None
 
 
-def write(name: str, code: Code) -> None:
+def write(name: str, code: bytes) -> None:
     """Keeps object code under a name; where it cannot be kept (the disk is full, say), it is not."""
     directory = cache_directory()
     if directory is None:
         return
     with contextlib.suppress(OSError):
-        files.write_whole(directory / name, code.to_bytes(), mode=0o600)
+        files.write_whole(directory / name, [_digest(code), code], mode=0o600)
         _remove_old(directory, name)
+
+
+def _digest(code: bytes) -> bytes:
+    return hashlib.sha256(code).digest()
 
 
 def forget(name: str) -> None:
@@ -115,30 +112,21 @@ def _remove_old(directory: Path, name: str) -> None:
 
 
 @contextlib.contextmanager
-def one_at_a_time(what: str) -> Iterator[None]:
-    """Lets one process of this machine in, where the directory lets us lock; the kernel frees it when one dies.
+def one_at_a_time() -> Iterator[None]:
+    """Lets one process of this machine compile, where the directory lets us lock; the kernel frees it when one dies.
 
     It only saves work: after five minutes a process enters all the same. One that waits for long says so, as the other
     may be stopped, or write to another terminal.
     """
     directory = cache_directory()
     with contextlib.ExitStack() as stack:
-        with contextlib.suppress(OSError):  # gone, or on a disk without locks
-            if directory is not None:
-                flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
-                file = stack.enter_context(open(os.open(directory / f"{what}.lock", flags, 0o600), "w"))
-                began, quiet = time.monotonic(), True
-                while time.monotonic() < began + _LOCK_SECONDS:
-                    try:
-                        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    except BlockingIOError:
-                        if quiet and time.monotonic() > began + _QUIET_SECONDS:
-                            quiet = False
-                            minutes = f"{_LOCK_SECONDS / 60:g} minutes"
-                            say(f"waiting for another process that compiles kernels ({what}), for {minutes} at most")
-                        time.sleep(0.02)
-                        continue
-                    # by name: a child that was forked meanwhile has the file open, too, and would keep it locked
-                    stack.callback(fcntl.flock, file, fcntl.LOCK_UN)
-                    break
+        if directory is not None:
+            lock = directory / "compiling.lock"
+            try:
+                stack.enter_context(files.locked(lock, _QUIET_SECONDS))
+            except TimeoutError:
+                minutes = f"{_LOCK_SECONDS / 60:g} minutes"
+                say(f"waiting for another process that compiles kernels, for {minutes} at most")
+                with contextlib.suppress(TimeoutError):
+                    stack.enter_context(files.locked(lock, _LOCK_SECONDS))
         yield

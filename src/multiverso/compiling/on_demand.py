@@ -1,22 +1,24 @@
 """Takes kernels from the libraries of a wheel, or else compiles each group once per machine and dtype, when needed.
 
 A process that finds its kernels on disk links them in a few milliseconds and never imports Numba. One that does not
-lets a child process compile them: the child has none of the user's settings for Numba, and takes its memory with it
-when it ends. The name of a file holds a hash of all that went into it: the sources that the group is made of, the
-compiler, the processor.
+lets child processes compile them, on all cores: they have none of the user's settings for Numba, and take their memory
+with them when they end. The name of a file holds a hash of all that went into it: the sources that the group is made
+of, the compiler, the processor.
 """
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import functools
 import importlib.util
 import os
 import platform
+import signal
+import subprocess
 import sys
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from importlib.machinery import ModuleSpec
@@ -25,20 +27,24 @@ from types import ModuleType
 from typing import Any
 
 from multiverso.compiling import object_cache, prebuilt
-from multiverso.compiling.compiler_process import CompilerProcess, serve
-from multiverso.compiling.object_code import Code, group_of
-from multiverso.compiling.sources import are_unchanged, digest_of, sources_of, stamps_of
+from multiverso.compiling.declaring import declared_in
+from multiverso.compiling.functions import callable_at, group_of
+from multiverso.compiling.sources import are_unchanged, digest_of, sources_of
+from multiverso.deadline import Deadline
 from multiverso.saying import say
 from multiverso.turns import uninterrupted
 
 _HERE = Path(__file__).parent
 _lock = threading.RLock()
 BUILD_SECONDS = 600.0
-Group = tuple[str, str, str | None]
-"""``"module"`` for one of kernels or ``"loops"``, the name of that module, and the dtype of the tables, if any."""
+EVERY_SECONDS = 1.5
+_DEATH_SIGNAL = 1  # of prctl
+_MOST = 256  # groups at once: a byte tells which
+Group = tuple[str, str | None]
+"""The name of a module of kernels, or of loops of updaters or rules, and the dtype of the tables, if any."""
 
 _AT_FIRST: tuple[Group, ...] = tuple(
-    ("module", f"multiverso.kernels.{name}", dtype)
+    (f"multiverso.kernels.{name}", dtype)
     for name, dtype in (
         *(("dense", "float32"), ("waits", None), ("locking", None)),  # the slowest first
         *(("plain_arrays", None), ("dense", None)),
@@ -58,10 +64,7 @@ Update = Callable[..., None]
 @functools.cache
 def load_module(name: str, dtype: str | None) -> dict[str, Callable[..., Any]]:
     """Returns the compiled kernels that a module declares for a dtype, or (None) those without one, by name."""
-    from multiverso.compiling.functions import callable_at
-
-    addresses = link_group("module", name, dtype)
-    return {kernel: callable_at(kernel, address) for kernel, address in addresses.items()}
+    return {kernel: callable_at(kernel, address) for kernel, address in link_group(name, dtype).items()}
 
 
 @functools.cache
@@ -72,9 +75,9 @@ def load_loop(function: Callable[..., None], dtype: str) -> int:
     The code lives as long as the process.
     """
     if is_ours(function):
-        return link_group("loops", function.__module__, dtype)[function.__name__]
+        return link_group(function.__module__, dtype)[function.__name__]
     require_numba(f"{function.__qualname__}: an updater or rule of your own")
-    with _lock, telling(f"compiling {function.__qualname__} for {dtype}"), _compiler() as compiler:
+    with _lock, _compiler() as compiler:
         compiled = uninterrupted(lambda: compiler.compile_loop(function, dtype))
         _kept.append(compiled)
         return int(compiled.address)
@@ -83,65 +86,24 @@ def load_loop(function: Callable[..., None], dtype: str) -> int:
 compile_update = compile_push = compile_pull = load_loop
 
 
-def ensure(kind: str, name: str, dtype: str | None, process: CompilerProcess | None = None) -> None:
-    """Compiles a group that is not on disk yet, without linking it.
-
-    Args:
-        kind, name, dtype: see ``Group``.
-        process: what compiles it; without, a process of its own.
-    """
-    if not _is_there(name, dtype):
-        require_numba(_why(name, dtype))
-        _build(kind, name, dtype, file_name(name, dtype), process)
-
-
 def ensure_all(groups: Sequence[Group]) -> None:
-    """Compiles those of several groups that are not on disk yet, on all cores, and says how far it is.
-
-    A process for each core compiles one after another: they share much, and the import of Numba takes a second.
-    """
-    if all(_is_there(name, dtype) for _, name, dtype in groups):
-        return
-    from concurrent.futures import ThreadPoolExecutor
-
-    with object_cache.one_at_a_time("several"):
-        wanted = deque(group for group in groups if not _is_there(*group[1:]))
-        number, done = len(wanted), []
-
-        def compile_some() -> None:
-            with CompilerProcess() as process, contextlib.suppress(IndexError):
-                while True:
-                    group = wanted.popleft()
-                    ensure(*group, process)
-                    done.append(group)
-
-        def progress(seconds: float) -> str:
-            left = f", about {seconds / len(done) * (number - len(done)):.0f} s left" if done else ""
-            return f" ({len(done)} of {number} groups{left})"
-
-        cores = min(len(os.sched_getaffinity(0)), number)
-        begin = f"compiling kernels, once on this machine ({number} groups on {cores} cores) ..."
-        with (
-            telling("compiling kernels", begin if number else None, progress) as seconds,
-            ThreadPoolExecutor(max(1, cores)) as pool,
-        ):
-            try:
-                for share in [pool.submit(compile_some) for _ in range(cores)]:
-                    share.result()
-            finally:
-                wanted.clear()  # one has failed, or a signal has come
-        if number:
-            say(f"compiled in {seconds():.1f} s")
+    """Compiles those of several groups that are not on disk yet, without linking them."""
+    compile_beside(groups)
+    for name, dtype in groups:
+        if not _is_there(name, dtype):
+            build(name, dtype)
 
 
 def _is_there(name: str, dtype: str | None) -> bool:
-    if prebuilt.addresses_of(name, dtype, sources_behind(name)) is not None:
+    return _came_compiled(name, dtype) or object_cache.read(file_name(name, dtype)) is not None
+
+
+def _came_compiled(name: str, dtype: str | None) -> bool:
+    """Returns whether a group is in the libraries of a wheel; where it is not, Numba has to be here."""
+    if prebuilt.has(group_of(name, dtype), digest_of(sources_behind(name))):
         return True
-    return find_numba() is not None and object_cache.read(file_name(name, dtype)) is not None
-
-
-def _why(name: str, dtype: str | None) -> str:
-    return f"{group_of(name, dtype)}: no library of these kernels came with multiverso for this machine; they"
+    require_numba(f"{group_of(name, dtype)}: no library of these kernels came with multiverso for this machine; they")
+    return False
 
 
 @functools.cache
@@ -175,31 +137,33 @@ def is_ours(function: Callable[..., None]) -> bool:
 # -- from disk, or else from the compiler ----------------------------------------------------------------------
 
 
-def link_group(kind: str, name: str, dtype: str | None) -> dict[str, int]:
+def link_group(name: str, dtype: str | None) -> dict[str, int]:
     """Returns the addresses of a group's functions in this process, compiled first where they are not on disk."""
+    group = group_of(name, dtype)
+    symbols = {f"{group}.{each}": each for each in declared_in(importlib.import_module(name), dtype)}
     with _lock:
-        found = prebuilt.addresses_of(name, dtype, sources_behind(name))
-        if found is not None:
-            return found
-        require_numba(_why(name, dtype))
-        from multiverso.compiling.linking import link
+        if _came_compiled(name, dtype):
+            addresses = prebuilt.addresses_of(symbols)
+        else:
+            from multiverso.compiling.linking import link
 
-        file = file_name(name, dtype)
-        code = object_cache.read(file)
-        if code is None and (kind, name, dtype) in _AT_FIRST and object_cache.cache_directory() is not None:
-            ensure_all(_AT_FIRST)
-            code = object_cache.read(file)
-        if code is not None:
+            code = _object_code(name, dtype)
             try:
-                return _by_kernel(link(code.content, code.needed, code.names))
+                addresses = uninterrupted(lambda: link(code, symbols))
             except (RuntimeError, OSError, AttributeError):
-                object_cache.forget(file)  # another version of LLVM, or one of us was wrong: compile again
-        code = _build(kind, name, dtype, file)
-        return _by_kernel(link(code.content, code.needed, code.names))
+                object_cache.forget(file_name(name, dtype))  # another version of LLVM, or one of us was wrong
+                again = _object_code(name, dtype)
+                addresses = uninterrupted(lambda: link(again, symbols))
+    return {symbols[symbol]: address for symbol, address in addresses.items()}
 
 
-def _by_kernel(addresses: dict[str, int]) -> dict[str, int]:
-    return {symbol.rpartition(".")[2]: address for symbol, address in addresses.items()}
+def _object_code(name: str, dtype: str | None) -> bytes:
+    file = file_name(name, dtype)
+    code = object_cache.read(file)
+    if code is None:
+        compile_beside(_AT_FIRST if (name, dtype) in _AT_FIRST else [(name, dtype)])
+        code = object_cache.read(file)
+    return code or build(name, dtype)
 
 
 def file_name(name: str, dtype: str | None) -> str:
@@ -238,49 +202,18 @@ def _numba_version() -> list[str]:
     return sorted(name for name in os.listdir(Path(found.origin).parent.parent) if name.startswith("numba-"))
 
 
-def _build(kind: str, name: str, dtype: str | None, file: str, process: CompilerProcess | None = None) -> Code:
-    what = file.rpartition("-")[0]
-    with object_cache.one_at_a_time(what):
-        code = object_cache.read(file)
-        if code is not None:
-            return code
-        paths = sources_behind(name)
-        stamps = {**stamps_of(paths), **(process.stamps if process else {})}
-        words = f"compiling kernels ({what})"
-        begin = f"{words}, once on this machine (up to half a minute) ..."
-        with contextlib.nullcontext() if process else telling(words, begin) as seconds:
-            code = process.build(kind, name, dtype, BUILD_SECONDS) if process else built_by_a_child(kind, name, dtype)
-            code = code or _built_here(kind, name, dtype)
-        unchanged = are_unchanged(paths, stamps)
-        if unchanged:
-            object_cache.write(file, code)
-        if seconds is not None:
-            say(f"compiled in {seconds():.1f} s")
-        if not unchanged:  # what was compiled may be of another text than the file's name says
-            say(f"kernels ({what}) are not kept, as the sources have changed meanwhile")
-        return code
-
-
-def built_by_a_child(kind: str, name: str, dtype: str | None) -> Code | None:
-    """Returns what a child process has compiled, or None where none can be started or it has failed."""
-    with CompilerProcess() as process:
-        return process.build(kind, name, dtype, BUILD_SECONDS)
-
-
-def child(parent: int, writing: int) -> None:
-    """What that process does."""
-    serve(parent, writing, _built_here)
-
-
-def _built_here(kind: str, name: str, dtype: str | None) -> Code:
+def build(name: str, dtype: str | None) -> bytes:
+    """Compiles a group in this process, and keeps it."""
     with _compiler() as compiler:
-        code: Code = uninterrupted(
-            lambda: compiler.emit(compiler.translate(kind, name, dtype), compiler.this_machine())
-        )
-        return code
+        code: bytes = uninterrupted(lambda: compiler.emit(compiler.translate(name, dtype), compiler.this_machine()))
+    if are_unchanged(sources_behind(name)):
+        object_cache.write(file_name(name, dtype), code)
+    else:  # what was compiled may be of another text than the file's name says
+        say(f"kernels ({group_of(name, dtype)}) are not kept, as the sources have changed meanwhile")
+    return code
 
 
-@contextlib.contextmanager
+@contextmanager
 def _compiler() -> Iterator[ModuleType]:
     """Gives what needs Numba, which asks for NUMBA_DISABLE_JIT whenever a function is decorated."""
     import numba
@@ -294,50 +227,79 @@ def _compiler() -> Iterator[ModuleType]:
         numba.config.DISABLE_JIT = before
 
 
-EVERY_SECONDS = 1.5
+# -- in other processes -----------------------------------------------------------------------------------------
 
 
-@contextmanager
-def telling(
-    what: str, begin: str | None = None, progress: Callable[[float], str] = lambda seconds: ""
-) -> Iterator[Callable[[], float]]:
-    """Says how long something has taken, repeatedly while the block runs.
+def compile_beside(groups: Sequence[Group]) -> None:
+    """Has child processes compile those groups that are not on disk yet, on all cores, and says how far they are.
 
-    On a terminal that is one line, which is written over and gone in the end; elsewhere a line each time, each
-    after twice the pause of the one before.
-
-    Args:
-        what: what is being done.
-        begin: what is said at once; nothing by default.
-        progress: returns how far it is after so many seconds; said after ``what``.
-
-    Yields:
-        What returns how many seconds it has taken until now.
+    Each takes one group after another: they share much, and the import of Numba takes a second. Where no child can be
+    started, or it fails or takes too long, groups are left out: who compiles them here is told why.
     """
-    began = time.monotonic()
-    if begin:
-        say(begin)
-    over = threading.Event()
-    thread = threading.Thread(target=_tell, args=(what, began, over, progress), name="multiverso-telling", daemon=True)
+    if object_cache.cache_directory() is None or all(_is_there(*group) for group in groups):
+        return
+    with object_cache.one_at_a_time():
+        wanted = [group for group in groups if not _is_there(*group)][:_MOST]
+        if not wanted:
+            return
+        cores = min(len(os.sched_getaffinity(0)), len(wanted))
+        names = group_of(*wanted[0]) if len(wanted) == 1 else f"{len(wanted)} groups on {cores} cores"
+        say(f"compiling kernels, once on this machine ({names}) ...")
+        began = time.monotonic()
+
+        def tell() -> None:
+            done, seconds = sum(_is_there(*group) for group in wanted), time.monotonic() - began
+            left = f", about {seconds / done * (len(wanted) - done):.0f} s left" if done else ""
+            how_far = f" ({done} of {len(wanted)} groups{left})" if len(wanted) > 1 else ""
+            say(f"compiling kernels{how_far}: {seconds:.0f} s")
+
+        with contextlib.suppress(OSError):
+            await_children(wanted, cores, tell)
+        if all(_is_there(*group) for group in wanted):
+            say(f"compiled in {time.monotonic() - began:.1f} s")
+
+
+def await_children(groups: Sequence[Group], cores: int, tell: Callable[[], None]) -> None:
+    """Starts processes that compile these groups between them, waits for their end, and tells that it does."""
+    program = (
+        "import signal, sys; signal.signal(signal.SIGINT, signal.SIG_IGN); "  # it ends when its parent wants it to
+        f"sys.path[:] = {[p for p in sys.path if p]!r}\n"
+        "from multiverso.compiling import sources; sources.read_all()\n"
+        f"from multiverso.compiling.on_demand import child; child({os.getpid()}, {list(groups)!r})"
+    )
+    environment = {
+        key: value for key, value in os.environ.items() if not key.startswith("NUMBA_") and key != "PYTHONWARNINGS"
+    }
+    environment["NUMBA_OPT"] = "0"  # compiler.emit optimises a group at once, and not each function before
+    deadline = Deadline.after(BUILD_SECONDS * (1 + len(groups) // 10))
+    children: list[subprocess.Popen[bytes]] = []
+    places, handed_out = os.pipe()  # one byte for each group: who reads it, compiles that one
     try:
-        thread.start()
-        yield lambda: time.monotonic() - began
-    finally:
-        over.set()
-        if thread.ident is not None:
-            thread.join()
-
-
-def _tell(what: str, began: float, over: threading.Event, progress: Callable[[float], str]) -> None:
-    stream, longest = sys.stderr, 0
-    moves = stream is not None and stream.isatty()
-    pause = EVERY_SECONDS
-    while not over.wait(pause):
-        seconds = time.monotonic() - began
-        text = f"multiverso: {what}{progress(seconds)}: {seconds:.0f} s"
-        longest = max(longest, len(text))
-        print(f"\r{text.ljust(longest)}" if moves else text, end="" if moves else "\n", file=stream, flush=True)
-        if not moves:
+        with open(handed_out, "wb") as file:
+            file.write(bytes(range(len(groups))))
+        for _ in range(cores):
+            nothing = subprocess.DEVNULL  # what is wrong with it is said by trying it here
+            arguments = [sys.executable, "-c", program]
+            child = subprocess.Popen(arguments, env=environment, stdin=places, stdout=nothing, stderr=nothing)
+            children.append(child)
+        pause = EVERY_SECONDS
+        while not deadline.passed and any(child.poll() is None for child in children):
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                for child in children:
+                    child.wait(deadline.left(pause))
+                return
+            tell()
             pause *= 2  # a job's log is read later
-    if longest and moves:
-        print("\r" + " " * longest + "\r", end="", file=stream, flush=True)
+    finally:
+        os.close(places)
+        for child in children:
+            child.kill()
+            child.wait()
+
+
+def child(parent: int, groups: Sequence[Group]) -> None:
+    """What such a process does."""
+    ctypes.CDLL(None).prctl(_DEATH_SIGNAL, signal.SIGKILL)
+    if os.getppid() == parent:
+        while place := os.read(0, 1):
+            build(*groups[place[0]])

@@ -10,13 +10,10 @@ import ctypes
 import functools
 import json
 import platform
-from collections.abc import Sequence
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
 
-from multiverso.compiling.functions import PYTHON_FACTS_HERE, PythonFacts
-from multiverso.compiling.object_code import PYTHON_FACTS, group_of
-from multiverso.compiling.sources import digest_of
+from multiverso.compiling.functions import PYTHON_FACTS, PYTHON_FACTS_HERE, PythonFacts
 
 FOLDER = Path(__file__).parent / "libraries"
 MANIFEST = "manifest.json"
@@ -31,20 +28,15 @@ LEVELS: dict[str, dict[str, set[str]]] = {
 }
 
 
-def addresses_of(name: str, dtype: str | None, sources: Sequence[Path]) -> dict[str, int] | None:
-    """Returns the address of each kernel or loop of a module, or None where they have to be compiled.
+def has(group: str, digest: str) -> bool:
+    """Returns whether a group of kernels or loops is here, made of sources that have this digest."""
+    return open_library()[1].get(group) == digest
 
-    Args:
-        name: the module.
-        dtype: for tables of this dtype, or None for what needs none.
-        sources: what they are made of, see ``on_demand.sources_behind``.
-    """
-    library, groups = open_library()
-    group = group_of(name, dtype)
-    made = groups.get(group)
-    if library is None or made is None or made["digest"] != digest_of(sources):
-        return None
-    return {short: _address(library, f"{group}.{short}") for short in made["names"]}
+
+def addresses_of(symbols: Iterable[str]) -> dict[str, int]:
+    """Returns the address of each function of a group that is here."""
+    library, _ = open_library()
+    return {symbol: ctypes.cast(getattr(library, symbol), ctypes.c_void_p).value or 0 for symbol in symbols}
 
 
 def level() -> str | None:
@@ -54,7 +46,7 @@ def level() -> str | None:
 
 
 @functools.cache
-def open_library() -> tuple[ctypes.CDLL | None, dict[str, Any]]:
+def open_library() -> tuple[ctypes.CDLL | None, dict[str, str]]:
     """Opens the best library that this processor can run, and reads what is in it."""
     try:
         manifest = json.loads((FOLDER / MANIFEST).read_text())
@@ -73,7 +65,3 @@ def processor_flags() -> set[str]:
     """Returns what this processor can do, in the kernel's words."""
     with open("/proc/cpuinfo", encoding="latin-1") as file:  # a line for each core, of which the first tells
         return next((set(line.split()) for line in file if line.startswith(("flags", "Features"))), set())
-
-
-def _address(library: ctypes.CDLL, symbol: str) -> int:
-    return ctypes.cast(library[symbol], ctypes.c_void_p).value or 0

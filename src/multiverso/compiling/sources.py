@@ -13,20 +13,34 @@ _IMPORT = re.compile(
     r"^(?:from (?P<of>multiverso[\w.]*) import (?P<names>\([^)]*\)|[^\n]+)|import (?P<modules>[^\n]+))", re.MULTILINE
 )
 
-Stamps = dict[Path, tuple[int, int] | None]
-"""Of each file when it was last written to, in nanoseconds, and its size; None where it is gone."""
+Stamp = tuple[int, int] | None
+"""When a file was last written to, in nanoseconds, and its size; None where it is gone."""
 
 
 @functools.cache
-def _read(path: Path) -> bytes:
-    return path.read_bytes()
+def _read(path: Path) -> tuple[Stamp, bytes]:
+    return _stamp(path), path.read_bytes()
+
+
+def _stamp(path: Path) -> Stamp:
+    try:
+        status = path.stat()
+    except OSError:
+        return None
+    return status.st_mtime_ns, status.st_size
+
+
+def read_all() -> None:
+    """Reads all sources, before any of them is imported: what is compiled is then of this text, or not kept."""
+    for path in _PACKAGE.rglob("*.py"):
+        _read(path)
 
 
 @functools.cache
 def _imported_by(path: Path) -> tuple[Path, ...]:
     """Returns the files of ours that a module imports when it is imported, by its text."""
     found = []
-    for line in _IMPORT.finditer(_read(path).decode()):
+    for line in _IMPORT.finditer(_read(path)[1].decode()):
         of = line["of"] or ""
         names = [
             name.split()[0] for name in (line["names"] or line["modules"]).strip("() \n").split(",") if name.strip()
@@ -54,34 +68,10 @@ def digest_of(paths: Iterable[Path], *facts: object) -> str:
     """Returns a hash of files, as they are written down, and of whatever else the result of compiling depends on."""
     digest = hashlib.sha256(repr(facts).encode())
     for path in paths:
-        digest.update(path.name.encode() + b"\0" + _read(path))
+        digest.update(path.name.encode() + b"\0" + _read(path)[1])
     return digest.hexdigest()[:16]
 
 
-# -- whether they have stayed as they were ----------------------------------------------------------------------
-
-
-def stamps_of(paths: Iterable[Path]) -> Stamps:
-    """Returns of each file what is different once it has been written to or replaced."""
-    return {path: _stamp(path) for path in paths}
-
-
-def stamps_of_all() -> Stamps:
-    """Returns them of all of ours."""
-    return stamps_of(_PACKAGE.rglob("*.py"))
-
-
-def are_unchanged(paths: Iterable[Path], stamps: Stamps) -> bool:
-    """Returns whether files are as they were when their stamps were taken, and as this process has read them."""
-    try:
-        return all(stamps[path] == _stamp(path) and path.read_bytes() == _read(path) for path in paths)
-    except OSError:  # one is gone
-        return False
-
-
-def _stamp(path: Path) -> tuple[int, int] | None:
-    try:
-        status = path.stat()
-    except OSError:
-        return None
-    return status.st_mtime_ns, status.st_size
+def are_unchanged(paths: Iterable[Path]) -> bool:
+    """Returns whether files are as they were when this process has read them, and have been all the time."""
+    return all(_read(path)[0] == _stamp(path) for path in paths)

@@ -25,7 +25,6 @@ PACKAGE = Path(multiverso.__file__).parent
 # executed anew; a name that ends with a dot stands for everything below it
 PRIVATE = (
     "multiverso.kernels.",
-    "multiverso.compiling.declared",
     "multiverso.compiling.declaring",
     "multiverso.layout.words",
     "multiverso.layout.publications",
