@@ -101,7 +101,7 @@ def test_doctor_does_not_blame_the_kernel_for_a_refusal(monkeypatch: pytest.Monk
     def check() -> str:
         raise PermissionError(13, "Permission denied", "/dev/refused")
 
-    monkeypatch.setattr("multiverso.cli.doctor.CHECKS", {"futex": check})
+    monkeypatch.setattr("multiverso.cli.doctor.CHECKS", {"futex": (check, "")})
     (found,) = examine()
     assert found.state == "fail"
     assert "check who may use /dev/refused" in found.advice

@@ -56,25 +56,23 @@ class Advice(Exception):
 
 def examine() -> Iterator[Finding]:
     """Runs every check, one after the other; a check that breaks is a finding, too."""
-    for name, check in CHECKS.items():
-        yield _run(name, check)
+    for name, (check, advice) in CHECKS.items():
+        yield _run(name, check, advice)
 
 
-def _run(name: str, check: Callable[[], str]) -> Finding:
+def _run(name: str, check: Callable[[], str], advice: str) -> Finding:
     try:
         return Finding(name, "ok", check())
     except Advice as problem:
         return Finding(name, problem.state, str(problem), problem.advice)
-    except PermissionError as error:
-        advice = (
-            f"The system has this but refuses it to user {os.getuid()}: "
-            + (f"check who may use {error.filename}" if error.filename else "check the file's owner and mode")
-            + ", and the container's security profile (seccomp, AppArmor, SELinux)."
-        )
-        return Finding(name, "fail", f"{type(error).__name__}: {error}", advice)
     except Exception as error:
-        text = f"{type(error).__name__}: {error}"
-        return Finding(name, "fail", text, _ADVICE.get(name, "Please report this with the text above."))
+        if isinstance(error, PermissionError):
+            advice = (
+                f"The system has this but refuses it to user {os.getuid()}: "
+                + (f"check who may use {error.filename}" if error.filename else "check the file's owner and mode")
+                + ", and the container's security profile (seccomp, AppArmor, SELinux)."
+            )
+        return Finding(name, "fail", f"{type(error).__name__}: {error}", advice)
 
 
 def _platform() -> str:
@@ -272,40 +270,33 @@ def _version_line(command: Sequence[str]) -> str:
     return f"MPICH, {version}" if "hydra" in text.lower() else version
 
 
-CHECKS: dict[str, Callable[[], str]] = {
-    "platform": _platform,
-    "packages": _packages,
-    "cores": _cores,
-    "memory": _memory,
-    "open files": _open_files,
-    "/proc": _proc,
-    "shared memory": trials.shared_memory,
-    "abstract sockets": trials.abstract_sockets,
-    "robust lock": trials.robust_lock,
-    "lock deadline": trials.lock_deadline,
-    "futex": trials.futex,
-    "process end": trials.process_end,
-    "kernel cache": _kernel_cache,
-    "a small job": _job,
-    "environment": _environment,
-    "launchers": _launchers,
-    "several hosts": _several_hosts,
-    "frameworks": _frameworks,
-    "platoon": _platoon,
-    "GPUs": _gpus,
-}
-
 _AS_BEFORE = "and what you gave pip the first time (`.` in a clone)"
 _SANDBOX = "This kernel or sandbox lacks it (gVisor and old kernels do); run on a plain Linux kernel 5.4 or newer."
-_ADVICE = {
-    "packages": f"Install multiverso again: pip install --force-reinstall {_AS_BEFORE}.",
-    "/proc": "Mount /proc in this container; multiverso reads pids and limits there.",
-    "shared memory": _SANDBOX,
-    "abstract sockets": "Allow Unix sockets in this sandbox: workers get their memory through one.",
-    "robust lock": _SANDBOX,
-    "lock deadline": "glibc 2.30 or newer is needed (pthread_mutex_clocklock); musl is not enough.",
-    "futex": _SANDBOX,
-    "process end": _SANDBOX,
-    "kernel cache": "Check that Numba works: python -m numba -s",
-    "a small job": "The checks above that failed say why; otherwise please report this with the text.",
+_REPORT = "Please report this with the text above."
+
+# What to do where a check breaks that does not say so itself.
+CHECKS: dict[str, tuple[Callable[[], str], str]] = {
+    "platform": (_platform, _REPORT),
+    "packages": (_packages, f"Install multiverso again: pip install --force-reinstall {_AS_BEFORE}."),
+    "cores": (_cores, _REPORT),
+    "memory": (_memory, _REPORT),
+    "open files": (_open_files, _REPORT),
+    "/proc": (_proc, "Mount /proc in this container; multiverso reads pids and limits there."),
+    "shared memory": (trials.shared_memory, _SANDBOX),
+    "abstract sockets": (
+        trials.abstract_sockets,
+        "Allow Unix sockets in this sandbox: workers get their memory by one.",
+    ),
+    "robust lock": (trials.robust_lock, _SANDBOX),
+    "lock deadline": (trials.lock_deadline, "glibc 2.30 or newer is needed (pthread_mutex_clocklock), and no musl."),
+    "futex": (trials.futex, _SANDBOX),
+    "process end": (trials.process_end, _SANDBOX),
+    "kernel cache": (_kernel_cache, "Check that Numba works: python -m numba -s"),
+    "a small job": (_job, "The checks above that failed say why; otherwise please report this with the text."),
+    "environment": (_environment, _REPORT),
+    "launchers": (_launchers, _REPORT),
+    "several hosts": (_several_hosts, _REPORT),
+    "frameworks": (_frameworks, _REPORT),
+    "platoon": (_platoon, _REPORT),
+    "GPUs": (_gpus, _REPORT),
 }
