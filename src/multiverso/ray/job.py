@@ -251,7 +251,7 @@ class Job:
             if not waited:
                 time.sleep(_LOOK_SECONDS)
                 continue
-            for reference in ray.wait(list(waited), timeout=_LOOK_SECONDS)[0]:
+            for reference in ray.wait(list(waited), timeout=_LOOK_SECONDS)[0]:  # one at most
                 waited[reference](reference)
             self._look()
         for worker in self._workers:
@@ -282,8 +282,6 @@ class Job:
     # -- a worker has ended ----------------------------------------------------------------------------------
 
     def _ended(self, worker: _WorkerState, reference: Any) -> None:
-        if worker.call != reference:
-            return  # it was given up with its host
         worker.call = None
         try:
             answer = io.BytesIO(ray.get(reference))
@@ -303,8 +301,6 @@ class Job:
 
     def _answered(self, worker: _WorkerState, reference: Any) -> None:
         """A worker's node has said whether another may take its place, or is not there any more."""
-        if worker.question != reference:
-            return  # it was given up with its host
         worker.question = None
         try:
             may_be = ray.get(reference)
