@@ -185,6 +185,10 @@ class Control:
         """Returns the workers that died, or exited without ``shutdown()``, the first one first (the node)."""
         return [worker_id for worker_id in tuple(self.lost_in_order) if self.liveness(worker_id) == at.LOST]
 
+    def missed(self) -> list[int]:
+        """Returns the same, where the others do not continue without them: what needs all fails (the node)."""
+        return [] if self.continues else self.lost()
+
     def settle(self, worker_id: int, liveness: int) -> None:
         """Marks a worker as lost or gone, and wakes all waiters (the node)."""
         if liveness == at.LOST:

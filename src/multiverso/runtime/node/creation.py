@@ -368,8 +368,7 @@ class Creations:
 
     def _is_complete(self, creation: Creation) -> bool:
         """By order: whether every live worker has asked for the same; refuses when that cannot come to be."""
-        lost = self.control.lost()
-        if lost and self.fixed and not self.control.continues:
+        if self.fixed and (lost := self.control.missed()):
             self._refuse(creation, lost_error(lost, f"before {words(creation.key)} was created"))
             return False
         concerned = [i for i in self.control.live() if i in self.control.local]
@@ -507,10 +506,10 @@ class Creations:
 
     def dropped(self, worker_id: int) -> None:
         """A worker has left or is lost: creations that waited for it continue or fail, what others closed is freed."""
-        lost = self.control.lost()
+        lost = self.control.missed()
         self._writes_no_more(worker_id)
         for creation in list(self._creations.values()):
-            if lost and not self.control.continues:
+            if lost:
                 creation.waiting.pop(worker_id, None)
                 if creation.turn_of == worker_id:
                     creation.turn_of = None

@@ -26,6 +26,9 @@ class Hosts:
         is_entering: whether this host takes a lost one's place, and has not got what there is yet.
         times_replaced: how often this host was lost after it had begun.
         places: the host of each worker, and this one's name; nothing where there is one.
+        replaces: whether, where the others continue, a new process may take the place of a worker that died; said by
+            the node.
+        ended: workers of this host that will not return, in any run; said by `Membership`.
     """
 
     several = False
@@ -34,6 +37,10 @@ class Hosts:
     is_entering = False
     times_replaced = 0
     places: tuple[tuple[str, ...], str] = (), ""
+    replaces = False
+
+    def __init__(self) -> None:
+        self.ended: set[int] = set()
 
     def meet(self, post: Callable[[Any], None], address: str) -> None:
         """Begins to talk with the other hosts.
@@ -49,16 +56,13 @@ class Hosts:
     def close(self) -> None:
         """Ends that. The other hosts take it for a loss unless the job is over."""
 
-    def begin(
-        self, control: Control, catalogue: Catalogue, fixed: bool, comes_again: Callable[[int], bool]
-    ) -> Creations:
+    def begin(self, control: Control, catalogue: Catalogue, fixed: bool) -> Creations:
         """The memory of a run is there; returns what makes tables in it.
 
         Args:
             control: the control segment.
             catalogue: the tables.
             fixed: whether the number of workers is fixed.
-            comes_again: whether another process may come for a worker of this host that died.
         """
         return Creations(catalogue, control, fixed)
 

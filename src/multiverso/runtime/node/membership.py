@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 import msgspec
 
@@ -36,7 +36,6 @@ class JobMemory:
         workers_num: how many workers the job has; None for any number that come and go.
         continues: whether the others continue without a lost worker, unless the workers say otherwise.
         hosts: those of the job, which begin with this memory.
-        comes_again: whether another process may come for a worker of this host that died.
 
     Attributes:
         control: the control segment.
@@ -46,9 +45,7 @@ class JobMemory:
         heap: the memory that all of it lies in.
     """
 
-    def __init__(
-        self, workers_num: int | None, continues: bool, hosts: Hosts, comes_again: Callable[[int], bool]
-    ) -> None:
+    def __init__(self, workers_num: int | None, continues: bool, hosts: Hosts) -> None:
         capacity = workers_num or _ELASTIC_CAPACITY
         self.heap = Heap("job")
         try:
@@ -59,8 +56,7 @@ class JobMemory:
             self.control.initialise(capacity)
             self.control.continue_without_lost(continues)
             self.catalogue = catalogue = Catalogue(self.control, self.heap)
-            fixed = workers_num is not None
-            self.creations = hosts.begin(self.control, catalogue, fixed, comes_again)
+            self.creations = hosts.begin(self.control, catalogue, workers_num is not None)
         except BaseException:
             self.heap.close()
             raise
@@ -118,7 +114,6 @@ class Membership:
         on_lost: ``"stop"`` or ``"continue"``, unless the workers say otherwise.
         deaths: watches the workers: `settle` one when it says so, and tell `process_ended` of a process's end.
         hosts: those of the job.
-        replaces: whether, where the others continue, a new process may take the place of a worker that died.
 
     Attributes:
         attached: the processes of the workers that are there, by number.
@@ -126,17 +121,13 @@ class Membership:
         memory, control, catalogue, creations: of this run, see `JobMemory`.
     """
 
-    def __init__(
-        self, workers_num: int | None, on_lost: str, deaths: Deaths, hosts: Hosts, replaces: bool = False
-    ) -> None:
+    def __init__(self, workers_num: int | None, on_lost: str, deaths: Deaths, hosts: Hosts) -> None:
         self.workers_num = workers_num
-        self._replaces = replaces
         self._incarnations: dict[int, int] = {}  # how often a number has got a new process
         self.attached: dict[int, Connection] = {}
         self.had_workers = False
         self._on_lost = on_lost
         self._deaths = deaths
-        self._ended: set[int] = set()  # workers that will not return, in any run
         # workers that died in a run that was over before others came for them
         self._missed: set[int] = set()
         self._hosts = hosts
@@ -147,15 +138,10 @@ class Membership:
 
     def _begin(self) -> None:
         """A new run: fresh control segment, no tables."""
-        replaces, ended = (self._replaces, self._ended)  # not self: a cycle would keep the memory until a collection
-
-        def comes_again(worker_id: int) -> bool:
-            return replaces and worker_id not in ended
-
-        self.memory = memory = JobMemory(self.workers_num, self._on_lost == "continue", self._hosts, comes_again)
+        self.memory = memory = JobMemory(self.workers_num, self._on_lost == "continue", self._hosts)
         self.control, self.catalogue, self.creations = memory.control, memory.catalogue, memory.creations
         self._numbers = Numbers(
-            self.control, self.catalogue, self.attached, self.workers_num is not None, self._replaces
+            self.control, self.catalogue, self.attached, self.workers_num is not None, self._hosts.replaces
         )
         self._incarnations.clear()
         self._rounds: dict[tuple[int, str], dict[int, int]] = {}  # of each table, of those who have left
@@ -167,14 +153,14 @@ class Membership:
     def _restart(self) -> None:
         """All workers have left, and call `init` again: nothing of the last job is left."""
         old = self.memory
-        if self._replaces:
-            self._missed |= set(self.control.lost()) - self._ended
+        if self._hosts.replaces:
+            self._missed |= set(self.control.lost()) - self._hosts.ended
         old.catalogue.end_reading()
         self._begin()
         self.had_workers = False
         self.memory.hold()
         old.close()
-        for worker_id in self._ended:
+        for worker_id in self._hosts.ended:
             self._mark_absent(worker_id)
 
     def end(self) -> None:
@@ -246,7 +232,7 @@ class Membership:
     def _admit(self, connection: Connection, request: Attach, worker_id: int) -> None:
         if self.workers_num is not None and self.control.liveness(worker_id) == at.LOST:  # its place is taken again
             self._incarnations[worker_id] = self._incarnations.get(worker_id, 0) + 1
-            self._ended.discard(worker_id)
+            self._hosts.ended.discard(worker_id)
         if worker_id in self.attached:
             self.control.admit_again(worker_id, connection.pid)
         else:
@@ -284,8 +270,7 @@ class Membership:
         self._answer_ready()
 
     def _answer_ready(self) -> None:
-        lost = self.control.lost()
-        if lost and not self.control.continues:
+        if lost := self.control.missed():
             self._refuse_ready(lost_error(lost, "while the job was starting"))
         if self._agreed and not self._missing_at_start():
             for connection, request in self._waiting_ready:
@@ -337,7 +322,7 @@ class Membership:
 
     def absent(self, worker_id: int) -> None:
         """A worker's process has ended; if it never attached, the others need not wait for it."""
-        self._ended.add(worker_id)
+        self._hosts.ended.add(worker_id)
         if worker_id in self.attached:
             self.process_ended(worker_id, self.attached[worker_id].pid)
         self._mark_absent(worker_id)

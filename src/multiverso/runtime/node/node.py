@@ -115,6 +115,7 @@ class Node(InProcess):
         self._deaths = Deaths(self._mailbox.post, self._closing.is_set)
         self._connections: dict[int, Connection] = {}
         self.hosts = other_hosts or Hosts()
+        self.hosts.replaces = replaces
         self._failed: Exception | None = None
         self._thread = threading.Thread(target=self._serve, name="multiverso-node", daemon=True)
         self._over = False
@@ -126,7 +127,7 @@ class Node(InProcess):
             self._poll = select.epoll()
             self._deaths.open(self._poll)
             self.hosts.meet(self._mailbox.post, self.address)
-            self._members = Membership(workers, on_lost, self._deaths, self.hosts, replaces)
+            self._members = Membership(workers, on_lost, self._deaths, self.hosts)
             self._requests = Requests(self._entrance, self._members, time.monotonic(), self.hosts)
             self._thread.start()
             self._started.wait()

@@ -102,6 +102,7 @@ class OtherHosts(Hosts):
     several = True
 
     def __init__(self, roster: Roster, fabric: Fabric, listener: socket.socket | None = None) -> None:
+        super().__init__()
         self.roster = roster
         self.leads, self.job = roster.leads, roster.job
         self.places = roster.places(), roster.names[roster.host]
@@ -119,9 +120,7 @@ class OtherHosts(Hosts):
         """See `Hosts.meet`."""
         self._post, self._node = post, address
 
-    def begin(
-        self, control: Control, catalogue: Catalogue, fixed: bool, comes_again: Callable[[int], bool]
-    ) -> Creations:
+    def begin(self, control: Control, catalogue: Catalogue, fixed: bool) -> Creations:
         """From here on this host's workers are reported, and remote ones shown in its memory. Called once."""
         fabric = self.fabric
         control.span_hosts()
@@ -130,7 +129,7 @@ class OtherHosts(Hosts):
         self.rows = SpreadTables(here)
         self.reporter = Reporter(here, self._facts)
         self.tables = ExchangedTables(here, self.rows, self.reporter)
-        self.barriers = HostBarriers(here, self.tables, comes_again)
+        self.barriers = HostBarriers(here, self.tables, lambda worker: self.replaces and worker not in self.ended)
         self._publishers = Publishers(self._node, here)
         self._questions = Questions(self.reporter.report)
         self._messages = Messages(fabric.peers, lambda host, message: self.reductions.arrived(host, message))
@@ -245,8 +244,7 @@ class OtherHosts(Hosts):
         self.barriers.look()
 
     def _refuse_told(self) -> None:
-        lost = self.control.lost()
-        if lost and not self.control.continues:
+        if lost := self.control.missed():
             self._questions.refuse(lost_error(lost, "before it had sent what others wait for"))
 
     def forget(self, connection: Connection) -> None:
@@ -280,7 +278,7 @@ class OtherHosts(Hosts):
                 self._questions.answer(order)
             case Alone():
                 if not self.over.is_set() and (self.control.continues or not self._lost):
-                    if self.control.continues or not self.control.lost():  # or all know why it ends
+                    if not self.control.missed():  # or all know why it ends
                         log(order.why)
                     end()
             case Make() | Begin() | Drop() | Used() | Part() | Free():
