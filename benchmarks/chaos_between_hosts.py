@@ -56,7 +56,7 @@ import numpy as np
 
 import multiverso as mv
 from chaos import Trouble, fork, left_behind, percentiles, reap, started, until
-from multiverso.compiling.on_demand import ensure
+from multiverso.compiling.on_demand import Group, ensure_all
 from multiverso.errors import NodeLostError, StartupError, WorkerLostError
 from multiverso.hosts.roster import Roster
 from multiverso.hosts.transport.credentials import new_credentials
@@ -563,12 +563,10 @@ def summary(episodes: list[dict[str, Any]]) -> dict[str, Any]:
 def compile_kernels() -> None:
     """Compiles what the jobs need and is not on disk yet: their deadlines are for what they do."""
     between = ("between_hosts.agreeing", "between_hosts.rounds", "between_hosts.node")
-    for module in ("waits", "locking", "dense", *between):
-        ensure("module", f"multiverso.kernels.{module}", None)
-    for module in ("dense", "rows", "rounds.calls", *between):
-        ensure("module", f"multiverso.kernels.{module}", "int64")
-    for module in ("rounds.calls", *between[1:]):
-        ensure("module", f"multiverso.kernels.{module}", "float32")
+    groups: list[Group] = [(module, None) for module in ("waits", "locking", "dense", *between)]
+    groups += [(module, "int64") for module in ("dense", "rows", "rounds.calls", *between)]
+    groups += [(module, "float32") for module in ("rounds.calls", *between[1:])]
+    ensure_all([(f"multiverso.kernels.{module}", dtype) for module, dtype in groups])
 
 
 def main() -> NoReturn:

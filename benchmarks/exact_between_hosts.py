@@ -47,7 +47,7 @@ import numpy as np
 import multiverso as mv
 from chaos import Trouble, fork, left_behind, reap, started
 from chaos_between_hosts import compile_kernels, logs_to
-from multiverso.compiling.on_demand import ensure
+from multiverso.compiling.on_demand import ensure_all
 from multiverso.hosts.control.connections import credentials_of
 from multiverso.hosts.fabric import Fabric
 from multiverso.hosts.roster import Roster
@@ -489,9 +489,8 @@ def main() -> NoReturn:
     parser.add_argument("--json", type=Path, help="where to write the result")
     options = parser.parse_args()
     compile_kernels()
-    ensure("module", "multiverso.kernels.between_hosts.agreeing", "float32")
-    for dtype in ("float32", "float64"):
-        ensure("module", "multiverso.kernels.dense", dtype)
+    groups = [("between_hosts.agreeing", "float32"), ("dense", "float32"), ("dense", "float64")]
+    ensure_all([(f"multiverso.kernels.{module}", dtype) for module, dtype in groups])
     began = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="exact-") as folder, tempfile.TemporaryDirectory() as temporary:
         os.environ["TMPDIR"] = tempfile.tempdir = temporary  # not for other jobs of this machine
