@@ -12,7 +12,7 @@ import numpy as np
 from multiverso import kernels
 from multiverso.deadline import Deadline
 from multiverso.errors import MultiversoError
-from multiverso.hosts.combining import PIECE_BYTES, PIECES, SMALL_BYTES
+from multiverso.hosts.combining import PIECE_BYTES, PIECES
 from multiverso.hosts.peer.resources import Array
 from multiverso.layout import words as at
 from multiverso.memory.segment import SharedMemory
@@ -23,11 +23,10 @@ from multiverso.runtime.several_hosts.reductions import (
     DIFFERENT,
     DONE,
     FAILED,
-    LARGE_NAME,
     MISSING,
     SMALL_NAME,
     memory_bytes,
-    slots_at,
+    slot_at,
 )
 from multiverso.wire.requests import Combine
 
@@ -50,8 +49,8 @@ class AcrossHosts:
         self._session = session
         control = session.control
         self._workers, self._slot = len(control.local), control.local.index(session.worker_id)
-        self._memories: dict[bool, SharedMemory] = {}
-        self._line = self._memory(small=True).address
+        self._memories: dict[str, SharedMemory] = {}
+        self._line = self._memory(SMALL_NAME).address
         self._before = 0  # pieces of calls that have returned
         self._given = self._taken = 0  # pieces of this one
         self._gone_since = 0.0
@@ -95,18 +94,14 @@ class AcrossHosts:
         self._session.node.tell(Combine(number, signature, part.nbytes, part.dtype.name, operation))
 
     def _array(self, number: int, slot: int, nbytes: int, dtype: np.dtype[Any]) -> Array:
-        small = nbytes <= SMALL_BYTES
-        begin, stride = slots_at(small, number, self._workers)
-        begin += slot * stride
-        return self._memory(small).array[begin : begin + nbytes].view(dtype)
+        name, begin = slot_at(number, slot, nbytes, self._workers)
+        return self._memory(name).array[begin : begin + nbytes].view(dtype)
 
-    def _memory(self, small: bool) -> SharedMemory:
-        if small not in self._memories:
-            name = SMALL_NAME if small else LARGE_NAME
-            self._memories[small] = self._session.shared_memory(
-                name, memory_bytes(small, self._workers), on_this_host=True
-            )
-        return self._memories[small]
+    def _memory(self, name: str) -> SharedMemory:
+        if name not in self._memories:
+            nbytes = memory_bytes(name, self._workers)
+            self._memories[name] = self._session.shared_memory(name, nbytes, on_this_host=True)
+        return self._memories[name]
 
     def _wait(self, number: int, what: str, deadline: Deadline) -> None:
         session, line = self._session, self._line
@@ -129,7 +124,7 @@ class AcrossHosts:
                 if missing != said:
                     said = missing
                     wait.close()
-                    wait.enter_context(session.waiting(at.FOR_OTHER_HOSTS, self._memories[True].number, missing))
+                    wait.enter_context(session.waiting(at.FOR_OTHER_HOSTS, self._memories[SMALL_NAME].number, missing))
                 left = deadline.slice_left()
                 gone = self._gone_for(missing)
                 if gone is not None:

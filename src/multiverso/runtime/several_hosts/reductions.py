@@ -12,6 +12,7 @@ nothing else.
 
 from __future__ import annotations
 
+import contextlib
 import queue
 import threading
 from collections.abc import Callable
@@ -43,16 +44,23 @@ DIFFERENT, BROKEN = 1, 2
 _CACHED_BYTES = 128 << 10  # combined of all workers at once, while they are in the cache
 
 
-def slots_at(small: bool, number: int, workers: int) -> tuple[int, int]:
-    """Returns where a piece's slots begin, and how many bytes each has; the last one is the result's."""
-    stride = SMALL_BYTES if small else PIECE_BYTES
-    return (LINE.size if small else 0) + number % PIECES * (workers + 1) * stride, stride
+def slot_at(number: int, slot: int, nbytes: int, workers: int) -> tuple[str, int]:
+    """Returns which memory has a slot of a piece, by its name, and where it begins there.
+
+    Args:
+        number: the piece's.
+        slot: of a worker of this host; the last one is the result's.
+        nbytes: how large the piece is.
+        workers: how many this host has.
+    """
+    index = number % PIECES * (workers + 1) + slot
+    return (SMALL_NAME, LINE.size + index * SMALL_BYTES) if nbytes <= SMALL_BYTES else (LARGE_NAME, index * PIECE_BYTES)
 
 
-def memory_bytes(small: bool, workers: int) -> int:
+def memory_bytes(name: str, workers: int) -> int:
     """Returns how large the memory is."""
-    begin, stride = slots_at(small, PIECES - 1, workers)
-    return begin + (workers + 1) * stride
+    slots = PIECES * (workers + 1)
+    return LINE.size + slots * SMALL_BYTES if name == SMALL_NAME else slots * PIECE_BYTES
 
 
 class Reductions:
@@ -125,7 +133,7 @@ class Reductions:
             except (MultiversoError, ValueError, TypeError, OSError, MemoryError) as error:
                 self._failed = BROKEN
                 log(f"nothing more can be reduced between the hosts: {error}")
-            self._fail(self._failed)  # also for those that have come since
+            self._fail()  # also for those that have come since
 
     def _note(self, worker: int, number: int, said: tuple[Any, ...]) -> list[int]:
         if number <= self._done:
@@ -160,10 +168,8 @@ class Reductions:
         return own
 
     def _slot(self, piece: Piece, index: int) -> Array:
-        small = piece.nbytes <= SMALL_BYTES
-        begin, stride = slots_at(small, piece.number, len(self._local))
-        segment = self._segment(SMALL_NAME if small else LARGE_NAME)
-        return segment.array(begin + index * stride, piece.nbytes, np.uint8).view(piece.dtype)
+        name, begin = slot_at(piece.number, index, piece.nbytes, len(self._local))
+        return self._segment(name).array(begin, piece.nbytes, np.uint8).view(piece.dtype)
 
     def _segment(self, name: str) -> Segment:
         if name not in self._segments:
@@ -190,9 +196,7 @@ class Reductions:
         if self._done != before:
             self._here.control.notify()
 
-    def _fail(self, why: int) -> None:
-        segment = self._segments.get(SMALL_NAME) or self._here.catalogue.whole_memory(SMALL_NAME)
-        if segment is not None:
-            self._segments[SMALL_NAME] = segment
-            store64(segment.address + FAILED, why)
+    def _fail(self) -> None:
+        with contextlib.suppress(MultiversoError):  # no worker of this host has come yet
+            store64(self._segment(SMALL_NAME).address + FAILED, self._failed)
             self._here.control.notify()
