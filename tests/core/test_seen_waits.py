@@ -159,7 +159,7 @@ def test_counters_that_pass_32_bits_go_on_counting() -> None:
         store64(block + at.BARRIER, NEAR_THE_END)
         store64(reducer._lines_at + at.REDUCTION_STRIDE * me + at.PHASE, NEAR_THE_END)
         reducer._progress[0] = NEAR_THE_END
-        session._barrier.passed = session._holdings._created = NEAR_THE_END
+        session.barriers = session._holdings._created = NEAR_THE_END
         store32(block + at.WAIT_SEQ, NEAR_THE_END - 1)
         if me == 0:
             store32(control.address + at.EVENT, NEAR_THE_END)

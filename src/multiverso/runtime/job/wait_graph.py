@@ -6,7 +6,7 @@ From the same facts come the error after a deadline, the warning after ten secon
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -38,31 +38,23 @@ class WaitGraph(Struct, frozen=True):
 
     def missing(self, wait: Wait) -> list[int]:
         """Returns the live workers that a wait is for; empty when it can continue or that is unknown."""
-        live = [worker for worker in self.workers.values() if worker.is_live]
-        if wait.kind == at.FOR_BARRIER:
-            return [worker.worker_id for worker in live if worker.barrier < wait.target]
-        if wait.kind == at.FOR_TABLE:
-            return [worker.worker_id for worker in live if worker.created < wait.target]
-        if wait.kind == at.FOR_LOCK:
-            holder = (wait.holder, wait.holder_host)
-            return [worker.worker_id for worker in live if wait.holder and (worker.pid, worker.host) == holder]
-        if wait.kind == at.FOR_WORD:
-            return [worker.worker_id for worker in live if worker.worker_id == wait.stage]
-        if wait.kind == at.FOR_REDUCTION:
-            behind = [i for i, phase in enumerate(wait.phases) if phase < wait.target]
-            return [worker.worker_id for worker in live if worker.worker_id in behind]
-        if wait.kind in (at.FOR_BATCHES, at.FOR_OTHER_HOSTS):
-            return [worker.worker_id for worker in live if wait.target >> worker.worker_id & 1]
         table = self.tables.get(wait.table)
-        if table is None:
+        members = table.members if table is not None else {}
+        behind = table.behind(wait.target, wait.stage) if table is not None and wait.kind == at.FOR_ROUND else []
+        needs: dict[int, Callable[[WorkerState], object]] = {
+            at.FOR_BARRIER: lambda one: one.barrier < wait.target,
+            at.FOR_TABLE: lambda one: one.created < wait.target,
+            at.FOR_LOCK: lambda one: wait.holder and (one.pid, one.host) == (wait.holder, wait.holder_host),
+            at.FOR_WORD: lambda one: one.worker_id == wait.stage,
+            at.FOR_REDUCTION: lambda one: one.worker_id in [i for i, n in enumerate(wait.phases) if n < wait.target],
+            at.FOR_BATCHES: lambda one: wait.target >> one.worker_id & 1,
+            at.FOR_OTHER_HOSTS: lambda one: wait.target >> one.worker_id & 1,
+            at.FOR_ROUND: lambda one: one.worker_id in behind and one.worker_id in members,
+            at.FOR_CLOCK: lambda one: one.worker_id in members and members[one.worker_id].clock < wait.target,
+        }
+        if wait.kind not in needs:
             return []
-        ids = {worker.worker_id for worker in live}
-        members = {i: member for i, member in table.members.items() if i in ids}
-        if wait.kind == at.FOR_ROUND:
-            return [i for i in table.behind(wait.target, wait.stage) if i in members]
-        if wait.kind == at.FOR_CLOCK:
-            return [i for i, member in members.items() if member.clock < wait.target]
-        return []
+        return [worker.worker_id for worker in self.workers.values() if worker.is_live and needs[wait.kind](worker)]
 
     def is_awaited(self, me: int, table: int, clock: int) -> bool:
         """Returns whether all whose clock of a table is below this one wait for a worker."""

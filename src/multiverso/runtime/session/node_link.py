@@ -36,8 +36,8 @@ class Silence:
 
     def __init__(self, address: str) -> None:
         self._address = address
-        self._since: float | None = None
-        self._seen: dict[int, tuple[str, int]] = {}
+        self._used: dict[int, int] | None = None  # how much of the processor, while all were idle
+        self._since = 0.0
 
     def look(self) -> None:
         """Looks at them once more.
@@ -47,10 +47,10 @@ class Silence:
         """
         seen = {pid: _activity(pid) for pid in holders(self._address)}
         idle = bool(seen) and all(states and set(states) <= set(_IDLE) for states, _ in seen.values())
-        used = {pid: ticks for pid, (_, ticks) in seen.items()}
-        if not idle or used != {pid: ticks for pid, (_, ticks) in self._seen.items()}:
-            self._seen, self._since = (seen, time.monotonic()) if idle else ({}, None)
-        elif self._since is not None and time.monotonic() - self._since >= _ASLEEP_SECONDS:
+        used = {pid: ticks for pid, (_, ticks) in seen.items()} if idle else None
+        if used is None or used != self._used:
+            self._used, self._since = used, time.monotonic()
+        elif time.monotonic() - self._since >= _ASLEEP_SECONDS:
             raise StartupError(self._verdict(seen))
 
     def _verdict(self, seen: dict[int, tuple[str, int]]) -> str:

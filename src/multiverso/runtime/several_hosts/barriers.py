@@ -32,7 +32,6 @@ class HostBarriers:
         self._released = self._settling = 0
         self._gone = False
         self._written: dict[int, int] = {}  # how often each synchronous table was overwritten here
-        self._overwritten = 0  # the last barrier at which what was written elsewhere was asked for
 
     def begin_at(self, barrier: int) -> None:
         """In a host that takes a lost one's place: the others have passed so many."""
@@ -72,10 +71,8 @@ class HostBarriers:
         barrier = order.barrier
 
         def take() -> None:
-            if self._overwritten < barrier:
-                self._overwritten = barrier
-                for number, (host, turn, all_are_there) in order.written.items():
-                    self._here.fabric.rounds.overwrite(number, host, turn, all_are_there)
+            for number, (host, turn, all_are_there) in order.written.items():
+                self._here.fabric.rounds.overwrite(number, host, turn, all_are_there)
             self._tables.take_all()
 
         self._here.do(take, lambda: self._release(barrier))
