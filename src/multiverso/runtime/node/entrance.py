@@ -99,18 +99,15 @@ class Entrance:
         limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
         assert self._spare is not None
         self._spare.close()
-        try:
+        with contextlib.suppress(OSError):
             accepted, _ = self.listener.accept()
             with accepted:
                 accepted.setblocking(False)
                 text = f"the job's node has no file descriptor left for this process (ulimit -n is {limit} there)"
                 messages.send(accepted, {"re": None, "error": "StartupError", "message": text})
                 log(text)
-        except OSError:
-            pass
-        finally:
-            with contextlib.suppress(OSError):
-                self._spare = _spare()
+        with contextlib.suppress(OSError):
+            self._spare = _spare()
 
     # -- where users cannot be told apart --------------------------------------------------------------------
 

@@ -13,6 +13,7 @@ import select
 import socket
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 from multiverso import errors
@@ -92,15 +93,10 @@ def holders(address: str) -> list[int]:
 
 def _targets(pid: int) -> set[str]:
     found = set()
-    try:
-        with os.scandir(f"/proc/{pid}/fd") as entries:
-            for entry in entries:
-                try:
-                    found.add(os.readlink(entry.path))
-                except OSError:  # closed meanwhile
-                    continue
-    except OSError:  # ended, or another user's
-        pass
+    with suppress(OSError), os.scandir(f"/proc/{pid}/fd") as entries:  # ended, or another user's
+        for entry in entries:
+            with suppress(OSError):  # closed meanwhile
+                found.add(os.readlink(entry.path))
     return found
 
 
@@ -281,10 +277,8 @@ class NodeLink:
         Args:
             why: that it cannot be granted here, so that others need not wait for it either.
         """
-        try:
+        with suppress(OSError):  # the node is gone: nothing there to cancel
             messages.send(self.connection, message_of(Cancel(why, id=self._number)))
-        except OSError:
-            return  # the node is gone: nothing there to cancel
 
     def close(self) -> None:
         """Ends the connection; may be called again. In a forked child it does so without a word to the node."""
