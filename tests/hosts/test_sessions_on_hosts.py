@@ -24,7 +24,6 @@ from multiverso.hosts.transport.handshake import CONTROL, Hello, connect
 from multiverso.hosts.values.options import ExchangeOptions
 from multiverso.runtime import Node, Session
 from multiverso.runtime.collective.agreement import all_gather
-from multiverso.runtime.several_hosts.exchanged_tables import Clocks
 from multiverso.runtime.several_hosts.other_hosts import OtherHosts
 from multiverso.tables import ArrayTableHandler
 from multiverso.tables.log import log_of
@@ -210,7 +209,7 @@ def test_a_table_that_comes_to_be_while_its_node_ends_does_not_keep_that() -> No
 
         def end_late() -> None:
             end()
-            Clocks(other_hosts.here)
+            other_hosts.tables.clocks.follow(7)
 
         other_hosts.fabric.close = end_late
         in_threads([job.nodes[1].close])

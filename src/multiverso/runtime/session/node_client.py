@@ -66,16 +66,16 @@ def ask_for_place(link: NodeLink, request: Attach, deadline: Deadline) -> tuple[
         WaitTimeoutError: there was none in time.
     """
     what = "a place in the job"
-    answer, descriptors = link.ask(request, deadline.at, what)
-    while answer.get("later"):  # the end of the one before has not had all its effects yet
-        if deadline.passed:
+    while True:
+        answer, descriptors = link.ask(request, deadline.at, what)
+        if not answer.get("later"):
+            return msgspec.convert(answer, Place), descriptors
+        if deadline.passed:  # the end of the one before has not had all its effects yet
             raise WaitTimeoutError(
                 f"the node had no place for this worker within {deadline}: the process that had it before is over, "
                 "and what it has left in the job is not settled yet, or its host is still taking in the tables"
             )
         time.sleep(_LATER_SECONDS)
-        answer, descriptors = link.ask(request, deadline.at, what)
-    return msgspec.convert(answer, Place), descriptors
 
 
 def raise_if_late(control: Control, workers_num: int | None, deadline: Deadline) -> None:

@@ -54,12 +54,12 @@ class HostBarriers:
         reached = all(max(w.barrier, self._arrived.get((w.worker_id, w.life), 0)) >= barrier for w in live)
         if live and reached and self._settling < barrier:
             self._settling = barrier
-            self._here.put(lambda: self._settle_at(barrier))
+            self._here.put(lambda: self._settle(lambda: self._settled_at(barrier)))
         ended = [w for w in workers if w.liveness == at.GONE or self._is_lost_for_good(w)]
         if len(ended) == len(self._here.roster.local) and not self._gone:
             self._gone = True
             self._tables.rows.nobody_comes()
-            self._here.put(lambda: self._settle(Gone()))
+            self._here.put(lambda: self._settle(Gone))
 
     def _is_lost_for_good(self, worker: WorkerState) -> bool:
         return worker.liveness == at.LOST and not self._comes_again(worker.worker_id)
@@ -79,7 +79,7 @@ class HostBarriers:
 
     def bring(self, order: Bring) -> None:
         """Another host gathers what has not been sent yet."""
-        self._here.put(lambda: self._settle(order))
+        self._here.put(lambda: self._settle(lambda: order))
 
     def gathered(self, order: Gather) -> None:
         """All have brought what this host has asked for: takes it, and says so to its workers."""
@@ -87,13 +87,13 @@ class HostBarriers:
 
     # -- in the thread that moves values -------------------------------------------------------------------------------
 
-    def _settle(self, report: Report) -> None:
+    def _settle(self, report: Callable[[], Report]) -> None:
+        """Brings what was added to the homes, and says so."""
         self._tables.settle()
-        self._tables.report(report)
+        self._tables.report(report())
 
-    def _settle_at(self, barrier: int) -> None:
-        self._tables.settle()
-        self._tables.report(Settled(barrier, self._newly_written(), self._here.fabric.rounds.turns()))
+    def _settled_at(self, barrier: int) -> Settled:
+        return Settled(barrier, self._newly_written(), self._here.fabric.rounds.turns())
 
     def _newly_written(self) -> list[int]:
         """The synchronous tables that workers of this host have overwritten since the last barrier."""

@@ -55,7 +55,7 @@ def follow(here: ThisHost, name: str, look: Callable[[], float | None]) -> None:
 
 
 class Clocks:
-    """Tells this host's clocks and shows the others', in a thread of its own. Owner: its maker."""
+    """Tells this host's clocks and shows the others', in a thread that begins with the first table. Any thread."""
 
     def __init__(self, here: ThisHost) -> None:
         self._here = here
@@ -63,12 +63,15 @@ class Clocks:
         self._reported: Reached = {}
         self._received: Reached = {}
         self._lock = threading.Lock()
-        follow(here, "clocks", self._look)
+        self._begun = False
 
     def follow(self, number: int) -> None:
-        """A table has joined the exchange between hosts."""
+        """A table has joined the exchange between hosts. Of the thread that moves."""
         with self._lock:
             self._tables.add(number)
+        if not self._begun:
+            self._begun = True
+            follow(self._here, "clocks", self._look)
         self._here.control.notify()
 
     def forget(self, number: int) -> None:
@@ -136,6 +139,7 @@ class ExchangedTables(Exchange):
         rows: as above.
         how: how tables travel, once a worker has said so.
         joined: the tables that a worker may still want; of the thread that moves.
+        clocks: of those with a bound.
     """
 
     several = True
@@ -147,7 +151,7 @@ class ExchangedTables(Exchange):
         self._reporter = reporter
         self._attached: set[int] = set()  # those that the fabric knows; of the thread that moves
         self._follows_rounds = False  # once there is a synchronous table
-        self._clocks: Clocks | None = None  # once there is one with a bound
+        self.clocks = Clocks(here)
 
     def report(self, *reports: Report) -> None:
         """See `Exchange.report`."""
@@ -195,20 +199,16 @@ class ExchangedTables(Exchange):
                 self._follows_rounds = True
                 follow(here, "rounds", here.fabric.follow_rounds)
         else:
-            if shard.consistency.has_clocks and self._clocks is None:
-                # others report theirs as soon as this host is attached
-                self._clocks = Clocks(here)
             how = self.how.of_table(shard.spec.wire, shard.spec.every)
             rule = how.rule_of(np.dtype(shard.spec.dtype))
             here.fabric.attach(number, shard, wire=how.wire, every=how.every, rule=rule, control=control)
-            if shard.consistency.has_clocks and self._clocks is not None:
-                self._clocks.follow(number)
+            if shard.consistency.has_clocks:
+                self.clocks.follow(number)
         self._attached.add(number)
         self.joined.add(number)
 
     def _leave(self, number: int) -> None:
-        if self._clocks is not None:
-            self._clocks.forget(number)
+        self.clocks.forget(number)
         if number in self._attached:
             self.joined.discard(number)
             self._attached.remove(number)
@@ -226,11 +226,6 @@ class ExchangedTables(Exchange):
         here.put(lambda: here.fabric.rounds.refill(number, lambda found: here.post(lambda: enter(found))))
 
     # -- what other hosts' workers do with them --------------------------------------------------------------
-
-    def hear_clocks(self, tables: Reached) -> None:
-        """Other hosts' workers have ticked: shown once what they added before is in this host's copies."""
-        if self._clocks is not None:
-            self._clocks.hear(tables)
 
     def show_all(self, lines: Iterable[Line], clocks: Reached) -> None:
         """Shows how far other hosts' workers are, whose adds up to there are in this host's copies."""

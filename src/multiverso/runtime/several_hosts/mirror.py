@@ -87,22 +87,16 @@ def _write_wait(block: int, line: Line, shift: int) -> None:
     """As `kernels.waits.publish_wait` does, from plain Python; a wait that continues keeps its number."""
     wait = line.wait or WaitOf(0, 0, 0, 0, -shift)
     since = wait.since_ns + shift
-    same = (
-        load32(block + at.WAIT_KIND) == wait.kind
-        and load64(block + at.WAIT_TARGET) == wait.target
-        and load32(block + at.WAIT_TABLE) == wait.table
-        and load32(block + at.WAIT_STAGE) == wait.stage
-        and abs(load64(block + at.WAIT_SINCE) - since) < _SAME_NS
-    )
-    if same:
+    words = {at.WAIT_TABLE: wait.table, at.WAIT_STAGE: wait.stage, at.WAIT_KIND: wait.kind}
+    is_same = load64(block + at.WAIT_TARGET) == wait.target and abs(load64(block + at.WAIT_SINCE) - since) < _SAME_NS
+    if is_same and all(load32(block + word) == value for word, value in words.items()):
         return
     sequence = load32(block + at.WAIT_SEQ)
     store32(block + at.WAIT_SEQ, sequence + 1)
-    store32(block + at.WAIT_TABLE, wait.table)
-    store32(block + at.WAIT_STAGE, wait.stage)
     store64(block + at.WAIT_TARGET, wait.target)
     store64(block + at.WAIT_SINCE, since)
-    store32(block + at.WAIT_KIND, wait.kind)
+    for word, value in words.items():
+        store32(block + word, value)
     store32(block + at.WAIT_SEQ, sequence + 2)
 
 

@@ -298,7 +298,7 @@ class OtherHosts(Hosts):
             case Gather():
                 self.barriers.gathered(order)
             case Clocks():
-                self.tables.hear_clocks(order.tables)
+                self.tables.clocks.hear(order.tables)
             case Published():
                 self._published[order.name] = order.address
             case Over():
