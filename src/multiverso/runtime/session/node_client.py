@@ -140,6 +140,7 @@ class NodeClient:
     def arrive(self, barrier: int) -> None:
         """Before a barrier of a job on several hosts: notifies the node, which sends what was added before it."""
         if self._session.control.places:
+            self._session.control.reach(self._session.worker_id, barrier)  # first: the node looks when it hears of it
             self.tell(Arrived(barrier))
 
     def gather(self) -> int:

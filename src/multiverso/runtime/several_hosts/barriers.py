@@ -27,8 +27,6 @@ class HostBarriers:
 
     def __init__(self, here: ThisHost, tables: ExchangedTables, comes_again: Callable[[int], bool]) -> None:
         self._here, self._tables, self._comes_again = here, tables, comes_again
-        # by worker of this host and its life: the last barrier that it said it has reached
-        self._arrived: dict[tuple[int, int], int] = {}
         self._released = self._settling = 0
         self._gone = False
         self._written: dict[int, int] = {}  # how often each synchronous table was overwritten here
@@ -40,18 +38,12 @@ class HostBarriers:
 
     # -- what this host's workers do -------------------------------------------------------------------------
 
-    def arrived(self, worker_id: int, barrier: int) -> None:
-        """A worker of this host is about to wait at a barrier."""
-        who = worker_id, self._here.control.worker(worker_id).life
-        self._arrived[who] = max(barrier, self._arrived.get(who, 0))
-        self.look()
-
     def look(self) -> None:
         """Looks whether all workers of this host have reached a barrier, or all have gone."""
         workers = [w for w in map(self._here.control.worker, self._here.roster.local) if w.liveness != at.FREE]
         live = [w for w in workers if w.is_live]
         barrier = self._released + 1
-        reached = all(max(w.barrier, self._arrived.get((w.worker_id, w.life), 0)) >= barrier for w in live)
+        reached = all(worker.barrier >= barrier for worker in live)
         if live and reached and self._settling < barrier:
             self._settling = barrier
             self._here.put(lambda: self._settle(lambda: self._settled_at(barrier)))

@@ -206,7 +206,7 @@ class OtherHosts(Hosts):
         worker_id = connection.attached_id  # others are refused
         match request:
             case asked.Arrived():
-                self.barriers.arrived(worker_id, request.barrier)
+                self.barriers.look()
             case asked.Gather():
                 self.reporter.report(Gather(request.number))
             case asked.AllGather():
