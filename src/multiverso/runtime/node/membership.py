@@ -39,7 +39,6 @@ class JobMemory:
 
     Attributes:
         control: the control segment.
-        control_bytes: its size.
         catalogue: the tables.
         creations: those in the making.
         heap: the memory that all of it lies in.
@@ -49,9 +48,8 @@ class JobMemory:
         capacity = workers_num or _ELASTIC_CAPACITY
         self.heap = Heap("job")
         try:
-            self.control_bytes = at.control_bytes(capacity)
-            offset = self.heap.reserve(self.control_bytes, "a job's control segment")
-            segment = Segment(self.heap.descriptor, offset, self.control_bytes)
+            size = at.control_bytes(capacity)
+            segment = Segment(self.heap.descriptor, self.heap.reserve(size, "a job's control segment"), size)
             self.control = Control(segment, *hosts.places)
             self.control.initialise(capacity)
             self.control.continue_without_lost(continues)
@@ -246,7 +244,7 @@ class Membership:
         body: Message = {
             "worker_id": worker_id,
             "workers_num": self.workers_num,
-            "control": self.memory.control_bytes,
+            "control": self.control.segment.size,
             "incarnation": self._incarnations.get(worker_id, 0) + self._hosts.times_replaced,
             "job": self._hosts.job,
             "places": self.control.places,

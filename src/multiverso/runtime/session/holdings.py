@@ -58,12 +58,8 @@ class Handles:
         """Returns what tables are called, those whose objects were all closed too, until they are forgotten."""
         return list(self._of)
 
-    def add(self, table: str, handle: Handle) -> None:
-        """Takes in an object, in one step: either it is there, or it can be made again."""
-        self.list_of(table).append(handle)
-
     def list_of(self, table: str) -> list[Handle]:
-        """Returns the list itself of a table's objects, for `Holdings.keep`."""
+        """Returns the list itself of a table's objects, which takes one in in one step."""
         return self._of.setdefault(table, [])
 
     def remove(self, table: str, handle: Handle) -> None:
@@ -275,7 +271,7 @@ class Holdings:
             patience = Patience(self._session, self._session.start_deadline(), what, self._link)
             patience.ask(self._link, request)
         else:
-            self._link.tell_aside(request)
+            self._link.tell(request, aside=True)
 
     def leave(self) -> None:
         """Leaves all memory to the others; windows on it keep what they show now. May be called again."""

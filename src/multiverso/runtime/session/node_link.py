@@ -65,11 +65,6 @@ class Silence:
         )
 
 
-def said_if_stopped(pid: int) -> str | None:
-    """Returns what to say of a node's process if it is stopped now, by a signal or a debugger; otherwise None."""
-    return _stopped_node(pid) if _all_stopped(_activity(pid)[0]) else None
-
-
 def _all_stopped(states: str) -> bool:
     return bool(states) and set(states) <= set(_STOPPED)
 
@@ -205,13 +200,14 @@ class NodeLink:
         proof = trust.proof(secret, "worker", address, nonces, pids)
         self.ask(Prove(proof), deadline, "the node to accept our proof of the job's secret")
 
-    def tell(self, message: Request | Message) -> None:
-        """Sends a message that has no answer of its own."""
-        self._send(message, self._number)
+    def tell(self, message: Request | Message, aside: bool = False) -> None:
+        """Sends a message that has no answer of its own.
 
-    def tell_aside(self, message: Request | Message) -> None:
-        """Sends a request in the middle of another one, whose answer is still waited for; drops its own."""
-        self._send(message, _ASIDE)
+        Args:
+            message: the message.
+            aside: it comes in the middle of a request whose answer is still waited for; its own answer is dropped.
+        """
+        self._send(message, _ASIDE if aside else self._number)
 
     def ask(
         self, message: Request | Message, deadline: float, what: str, look: Callable[[], None] | None = None
@@ -268,8 +264,9 @@ class NodeLink:
             raise NodeLostError(f"the job's node is gone ({error.strerror or error})") from error
 
     def said_if_stopped(self) -> str | None:
-        """Returns what to say of the node's process if it is stopped now; otherwise None."""
-        return said_if_stopped(messages.peer(self.connection)[0])
+        """Returns what to say of the node's process if it is stopped now, by a signal or a debugger; otherwise None."""
+        pid = messages.peer(self.connection)[0]
+        return _stopped_node(pid) if _all_stopped(_activity(pid)[0]) else None
 
     def give_up(self, why: str | None = None) -> None:
         """Cancels the last request: its answer is no longer waited for.

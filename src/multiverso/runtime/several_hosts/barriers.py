@@ -11,7 +11,6 @@ from collections.abc import Callable
 from multiverso.hosts.control.messages import Bring, Gather, Gone, Report, Settled, Take
 from multiverso.layout import words as at
 from multiverso.memory.words import load64
-from multiverso.runtime.job.control import WorkerState
 from multiverso.runtime.several_hosts.exchanged_tables import ExchangedTables
 from multiverso.runtime.several_hosts.this_host import ThisHost
 
@@ -46,15 +45,14 @@ class HostBarriers:
         reached = all(worker.barrier >= barrier for worker in live)
         if live and reached and self._settling < barrier:
             self._settling = barrier
-            self._here.put(lambda: self._settle(lambda: self._settled_at(barrier)))
-        ended = [w for w in workers if w.liveness == at.GONE or self._is_lost_for_good(w)]
+            turns = self._here.fabric.rounds.turns
+            self._here.put(lambda: self._settle(lambda: Settled(barrier, self._newly_written(), turns())))
+        lost = [w for w in workers if w.liveness == at.LOST and not self._comes_again(w.worker_id)]
+        ended = [w for w in workers if w.liveness == at.GONE] + lost
         if len(ended) == len(self._here.roster.local) and not self._gone:
             self._gone = True
             self._tables.rows.nobody_comes()
             self._here.put(lambda: self._settle(Gone))
-
-    def _is_lost_for_good(self, worker: WorkerState) -> bool:
-        return worker.liveness == at.LOST and not self._comes_again(worker.worker_id)
 
     # -- what the coordinator orders -------------------------------------------------------------------------
 
@@ -83,9 +81,6 @@ class HostBarriers:
         """Brings what was added to the homes, and says so."""
         self._tables.settle()
         self._tables.report(report())
-
-    def _settled_at(self, barrier: int) -> Settled:
-        return Settled(barrier, self._newly_written(), self._here.fabric.rounds.turns())
 
     def _newly_written(self) -> list[int]:
         """The synchronous tables that workers of this host have overwritten since the last barrier."""

@@ -82,7 +82,7 @@ class HeldKeyedTable(Table[KeyedSpec]):
             self._operations = self._rounds.operations if self._rounds is not None else None
             self._called, self._shared = called, self._memory.memory
             # in one step: either this call has opened the table, or it can be made again
-            handles.add(_key(called), self)
+            handles.list_of(_key(called)).append(self)
 
     # -- what it is ------------------------------------------------------------------------------------------
 
