@@ -142,30 +142,31 @@ def _until_refused(source: random.Random, most: int) -> int:
             link.look(0.0)
             while (sent := link.next(0.0)) is not None and sent.header.kind != frames.PUSH:
                 pass
-            data = _frame(source, spec, link, None if sent is None else sent.header)
-            end: Carried = around if data[0] in KINDS_OF_ROUNDS else link
+            while around.next(0.0) is not None:
+                pass
+            end: Link | Neighbour = source.choice((link, link, around))
+            data = _frame(source, spec, link, end, None if sent is None else sent.header)
             _feed(readers[end], end, data)
     except ProtocolError:
         link.cut()
     return done
 
 
-def _frame(source: random.Random, spec: TableSpec, link: Link, sent: Header | None) -> bytes:
+def _frame(source: random.Random, spec: TableSpec, link: Link, end: Link | Neighbour, sent: Header | None) -> bytes:
     """A frame that is nearly right: an answer to what was sent, or a push, with some of it changed."""
     size = min(spec.elements, 64 // spec.itemsize) * spec.itemsize
     fields: dict[str, Any] = {
-        "kind": source.choice(sorted(frames.KINDS | KINDS_OF_ROUNDS)),
+        "kind": source.choice(sorted(frames.KINDS if end is link else KINDS_OF_ROUNDS)),
         "table": 1,
         "chunk": source.randrange(4),
         "length": size,
-        "received": link._sent,
+        "step": source.choice((1, 1, 2, 3)),
+        "received": end._sent,
     }
-    if sent is not None and source.random() < 0.6:
+    if end is link and sent is not None and source.random() < 0.6:
         fields |= {"kind": frames.ANSWER, "chunk": sent.chunk}
-    if fields["kind"] in KINDS_OF_ROUNDS:
-        fields["number"] = source.choice((1, 1, 2, 3))
-    elif fields["kind"] != RECEIVED:
-        fields["number"] = link._received + 1
+    if fields["kind"] != RECEIVED:
+        fields["number"] = end._received + 1
     here = link._tables[1].here.get(fields["chunk"])
     if fields["kind"] == frames.PUSH and here is not None and here.fresh:
         fields["flags"] = frames.FRESH
@@ -174,7 +175,7 @@ def _frame(source: random.Random, spec: TableSpec, link: Link, sent: Header | No
     if fields["kind"] == frames.OPEN:
         fields["length"] = 24
     for _ in range(source.choice((0, 0, 0, 1, 1, 3))):
-        name = source.choice(("kind", "wire", "flags", "table", "chunk", "length", "number", "received"))
+        name = source.choice(("kind", "wire", "flags", "table", "chunk", "length", "step", "number", "received"))
         most = {"kind": 255, "wire": 255, "flags": 65535}.get(name, 2**32 - 1)
         fields[name] = min(most, source.choice((*_NUMBERS, source.randrange(8))))
     body = source.randbytes(min(fields["length"], 400))

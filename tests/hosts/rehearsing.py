@@ -58,7 +58,7 @@ class Rehearsal:
         """Prints how far each host is in the rounds of synchronous tables."""
         for node in self.nodes:
             chain = node.hosts.fabric.rounds
-            print(f"host {chain.host} of {chain.live}, epoch {chain.epoch}, connected to {list(chain.outboxes)}")
+            print(f"host {chain.host} of {chain.live}, epoch {chain.epoch}, ways to {list(chain.ways)}")
             for table in list(chain.tables.values()):
                 print(f"  table {table.number}:", *(f"{name}={getattr(table, name)}" for name in HOW_FAR))
                 print("   ", *(f"{name}={list(getattr(table, name))}" for name in ("incoming", "sums", "totals")))

@@ -309,7 +309,7 @@ def test_a_host_that_came_again_connects_to_others_while_it_waits_for_values(mon
     def take_late(fabric: Fabric, *arguments: Any) -> None:
         if fabric.host == 2:
             begun.set()
-            wait_for(lambda: 1 in fabric.rounds.outboxes)
+            wait_for(lambda: fabric._chain[1].connected)
         take(fabric, *arguments)
 
     with rehearsal(1, 1, 1, on_lost="continue", replaces=True) as job, ExitStack() as stack:

@@ -1,4 +1,4 @@
-"""Frames between two nodes: a header of 32 bytes and what it announces. No length is believed before it is checked.
+"""Frames between two nodes: a header of 40 bytes and what it announces. No length is believed before it is checked.
 
 What a kind of frame means is known to its protocol alone (`Carried`); ``docs/protocol.md`` lists them. The numbers are
 big-endian; the arrays in a body are little-endian, as they lie in memory on every machine that we run on.
@@ -21,7 +21,7 @@ GREETING = 1
 
 RECEIVED = 7  # a frame without a number: it only says how far this side is
 
-_HEADER = struct.Struct("!BBHIIIQQ")
+_HEADER = struct.Struct("!BBHIIIQQQ")
 HEADER_BYTES = _HEADER.size
 LONGEST_BODY = 1 << 31
 _SKIP_BYTES = 1 << 16
@@ -45,8 +45,9 @@ class Header(NamedTuple):
         table: number of the table in the job.
         chunk: number of the chunk in the table.
         length: bytes of the body.
-        number: of what arrives once and in order (`Numbered`), from 1; of rounds, see ``rounds/frames.py``.
-        received: the number of the last such frame that has come from the other side.
+        step: of rounds, see ``rounds/frames.py``.
+        number: of the frame, from 1, see `Numbered`; 0: it only says how far this side is.
+        received: the number of the last frame that has come from the other side.
     """
 
     kind: int
@@ -55,6 +56,7 @@ class Header(NamedTuple):
     table: int = 0
     chunk: int = 0
     length: int = 0
+    step: int = 0
     number: int = 0
     received: int = 0
 
@@ -323,7 +325,7 @@ class Numbered(Carried):
             else:
                 return None
             self._say, self._unsaid, self._unsaid_bytes = False, 0, 0
-            frame.header = tuple.__new__(Header, (*frame.header[:6], number, self._received))
+            frame.header = tuple.__new__(Header, (*frame.header[:7], number, self._received))
             return frame
 
     def is_new(self, header: Header) -> bool:

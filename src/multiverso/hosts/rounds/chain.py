@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import threading
-from collections import deque
 from collections.abc import Callable, Iterable
 
-from multiverso.hosts.peer.frames import Outgoing
+from multiverso.hosts.peer.frames import Numbered, Outgoing
 from multiverso.hosts.peer.resources import Buffers
 from multiverso.hosts.rounds import frames
-from multiverso.hosts.rounds.frames import RoundHeader, at_frame
-from multiverso.hosts.rounds.state import FILL, WINDOW, RoundTable, Sum
+from multiverso.hosts.rounds.frames import RoundHeader, at_frame, step_frame
+from multiverso.hosts.rounds.state import FILL, WINDOW, RoundTable
 from multiverso.hosts.transport.channel import FAR, megabytes_for
 
 _EPOCHS = 256
@@ -34,7 +33,7 @@ class Chain:
         epoch: how often the hosts have formed a new chain, modulo 256.
         ahead: how many steps the head begins before the total of the first is there: as the way down the chain is long.
         tables: by number; ``closed``: those that were released, of which frames may still come.
-        outboxes: of each connected peer what is not a sum.
+        ways: to each other host.
     """
 
     def __init__(
@@ -43,7 +42,7 @@ class Chain:
         self.host, self.wake, self.moved = host, wake, moved
         self.tables: dict[int, RoundTable] = {}
         self.closed: set[int] = set()
-        self.outboxes: dict[int, deque[Outgoing]] = {}
+        self.ways: dict[int, Numbered] = {}
         self.pool = Buffers(2 * WINDOW)
         self.memory_lock, self.state_lock = threading.RLock(), threading.RLock()
         self._distances: dict[int, float] = {}
@@ -68,30 +67,23 @@ class Chain:
 
     # -- what there is to send ------------------------------------------------------------------------------
 
-    def find(self, peer: int) -> Outgoing | tuple[RoundTable, int, int, Sum] | None:
-        """Returns what is next for a peer: a word, or a table, a kind of frame, a step and what there is of it."""
-        outbox = self.outboxes.get(peer)
-        if outbox is None:
-            return None
-        if outbox:
-            return outbox[0]
-        for table in self.tables.values():
-            if peer not in table.theirs:
-                continue
-            if peer == self.next:
-                kind, step, kept = frames.SUM, max(table.pushed, table.arrived) + 1, table.sums
-            else:
-                kind, step, kept = frames.TOTAL, max(table.returned, table.known) + 1, table.totals
-            if step in kept:
-                return table, kind, step, kept[step]
-        return None
+    def pass_on(self, table: RoundTable) -> None:
+        """Gives the neighbours what they have not been given of a table's sums and totals."""
+        if self.next is not None and self.next in table.theirs:
+            while (step := max(table.pushed, table.arrived) + 1) in table.sums:
+                table.pushed = step
+                self.ways[self.next].post(step_frame(frames.SUM, table, self.epoch, step, table.sums[step]))
+        if self.before is not None and self.before in table.theirs:
+            while (step := max(table.returned, table.known) + 1) in table.totals:
+                table.returned = step
+                self.ways[self.before].post(step_frame(frames.TOTAL, table, self.epoch, step, table.totals[step]))
 
     # -- words to other hosts -------------------------------------------------------------------------------
 
     def report_progress(self, peer: int, table: RoundTable) -> None:
-        """Tells a peer how far this host is with a table, if it is a neighbour and connected."""
-        if peer in self.outboxes and peer in (self.before, self.next):
-            self.outboxes[peer].append(at_frame(table, self.epoch))
+        """Tells a peer how far this host is with a table, if it is a neighbour."""
+        if peer in self.ways and peer in (self.before, self.next):
+            self.ways[peer].post(at_frame(table, self.epoch))
 
     def wake_neighbours(self) -> None:
         """There may be something to send to the neighbours."""
@@ -105,7 +97,7 @@ class Chain:
         if before is None or before not in table.theirs or round_number <= table.requested:
             return None
         table.requested = round_number
-        self.outboxes[before].append(Outgoing(RoundHeader(frames.WANT, table=table.number, number=round_number)))
+        self.ways[before].post(Outgoing(RoundHeader(frames.WANT, table=table.number, step=round_number)))
         return before
 
     def request_values(self, table: RoundTable) -> int | None:
@@ -127,6 +119,6 @@ class Chain:
         if before not in table.theirs or lacking <= table.told:
             return None
         table.told = lacking
-        header = RoundHeader(frames.WANT, flags=frames.LACKING, table=table.number, number=lacking + 1)
-        self.outboxes[before].append(Outgoing(header))
+        header = RoundHeader(frames.WANT, flags=frames.LACKING, table=table.number, step=lacking + 1)
+        self.ways[before].post(Outgoing(header))
         return before

@@ -5,7 +5,7 @@ from __future__ import annotations
 import struct
 from typing import NamedTuple
 
-from multiverso.hosts.peer.frames import Header, Outgoing, ProtocolError
+from multiverso.hosts.peer.frames import RECEIVED, Header, Outgoing, ProtocolError
 from multiverso.hosts.peer.resources import owner
 from multiverso.hosts.rounds.state import WINDOW, RoundTable, Sum
 from multiverso.layout.words import MAX_WORKERS
@@ -15,11 +15,11 @@ from multiverso.spec.table import DTYPES
 AT = 8  # both: how far this side is
 SUM = 9  # to the next host: the sum so far
 TOTAL = 10  # to the host before: the sum of all hosts
-WANT = 11  # to the host before: a worker waits for round `number`
-KINDS = frozenset((AT, SUM, TOTAL, WANT))
+WANT = 11  # to the host before: a worker waits for round `step`
+KINDS = frozenset((AT, SUM, TOTAL, WANT, RECEIVED))
 
 UNPLACED = 1  # flag of AT: this host will know how far it is when the receiver has said how far that is
-LACKING = 1  # of WANT: a host lacks the values, and turn `number` or a later one has to bring them
+LACKING = 1  # of WANT: a host lacks the values, and turn `step` or a later one has to bring them
 # of SUM and TOTAL: `state.OVERWRITES` and `FILLS`; above these bits, of SUM: by how many steps the head's last total is
 # behind
 _BEHIND_BITS = 8
@@ -30,7 +30,7 @@ class RoundHeader(Header):
     """A header of these frames: what others use for the codec and the chunk has another meaning.
 
     Attributes:
-        number: of SUM and TOTAL the step, of WANT the round.
+        step: of WANT the round.
     """
 
     __slots__ = ()
@@ -103,8 +103,8 @@ def step_frame(kind: int, table: RoundTable, epoch: int, step: int, found: Sum) 
 
 def sum_of(table: RoundTable, header: RoundHeader, body: memoryview) -> Sum:
     """Returns what has come of a step, in the memory that it came into."""
-    size = table.size_of(header.number, header.overwrites)
-    known = header.number - (header.flags >> _BEHIND_BITS)
+    size = table.size_of(header.step, header.overwrites)
+    known = header.step - (header.flags >> _BEHIND_BITS)
     return Sum(header.contributions, owner(body), size, header.overwrites, known)
 
 
@@ -119,7 +119,7 @@ def check_step(table: RoundTable, header: RoundHeader, last: int) -> None:
     Raises:
         ProtocolError: no node sends this.
     """
-    step = header.number
+    step = header.step
     size = table.size_of(step, header.overwrites)
     if step != last + 1 or step > table.arrived + WINDOW:
         raise ProtocolError(f"step {step} of table {header.table} came after step {last}")

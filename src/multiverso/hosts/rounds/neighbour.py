@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections import deque
-
-from multiverso.hosts.peer.frames import LONGEST_BODY, Carried, Header, Outgoing, ProtocolError, memory_for, unknown
+from multiverso.hosts.peer.frames import Header, Numbered, ProtocolError, memory_for, unknown
 from multiverso.hosts.peer.resources import view
 from multiverso.hosts.rounds import frames
 from multiverso.hosts.rounds.frames import (
@@ -16,76 +14,31 @@ from multiverso.hosts.rounds.frames import (
     RoundHeader,
     check_same,
     check_step,
-    step_frame,
     sum_of,
 )
 from multiverso.hosts.rounds.rounds import Rounds
 from multiverso.hosts.rounds.state import WINDOW, RoundTable
 
 
-class Neighbour(Carried):
+class Neighbour(Numbered):
     """This host's end of a pair, for rounds.
 
     Args:
-        rounds: of this host.
+        rounds: of this host, which send over it what they have for the peer.
         peer: the other host's number.
     """
 
     def __init__(self, rounds: Rounds, peer: int) -> None:
+        super().__init__(rounds.pool)
         self._rounds, self._peer = rounds, peer
-
-    def connect(self, incarnation: int) -> None:
-        """A connection has begun; nothing came over it yet."""
-        rounds, peer = self._rounds, self._peer
         with rounds.state_lock:
-            rounds.outboxes[peer] = deque()
+            rounds.ways[peer] = self
             for table in rounds.tables.values():
-                table.theirs.discard(peer)
                 rounds.report_progress(peer, table)
 
     def at_distance(self, seconds: float) -> None:
         """Sets the shortest round-trip time to the peer."""
         self._rounds.at_distance(self._peer, seconds)
-
-    def cut(self) -> None:
-        """The connection has ended."""
-        rounds, peer = self._rounds, self._peer
-        with rounds.state_lock:
-            rounds.outboxes.pop(peer, None)
-            for table in rounds.tables.values():
-                table.theirs.discard(peer)
-                table.forget_requests()
-
-    # -- sending ---------------------------------------------------------------------------------------------
-
-    @property
-    def has_something(self) -> bool:
-        """Whether there may be something to send: without a table, and what was said of it, there is not."""
-        return bool(self._rounds.tables or self._rounds.outboxes.get(self._peer))
-
-    def wait(self, now: float) -> float | None:
-        """Returns 0 where there is something to send."""
-        rounds, peer = self._rounds, self._peer
-        with rounds.state_lock:
-            return None if rounds.find(peer) is None else 0.0
-
-    def next(self, now: float, most_new: int = LONGEST_BODY) -> Outgoing | None:
-        """Returns the next frame. Its body is there already, so that none is too long."""
-        rounds, peer = self._rounds, self._peer
-        if not self.has_something:
-            return None
-        with rounds.state_lock:
-            found = rounds.find(peer)
-            if isinstance(found, Outgoing):
-                return rounds.outboxes[peer].popleft()
-            if found is None:
-                return None
-            table, kind, step, passed = found
-            if kind == frames.SUM:
-                table.pushed = step
-            else:
-                table.returned = step
-            return step_frame(kind, table, rounds.epoch, step, passed)
 
     # -- receiving -------------------------------------------------------------------------------------------
 
@@ -96,10 +49,12 @@ class Neighbour(Carried):
             ProtocolError: no node sends this.
         """
         rounds, peer, header = self._rounds, self._peer, RoundHeader(*header)
-        if header.kind in (frames.AT, frames.WANT):
-            return memory_for(header, REACHED.size if header.kind == frames.AT else 0)
         if header.kind not in KINDS:
             raise unknown(header)
+        if not self.is_new(header):
+            return None
+        if header.kind in (frames.AT, frames.WANT):
+            return memory_for(header, REACHED.size if header.kind == frames.AT else 0)
         with rounds.state_lock:
             table = rounds.tables.get(header.table)
             if table is None:
@@ -110,21 +65,23 @@ class Neighbour(Carried):
             if header.epoch != rounds.epoch or peer != from_whom or peer not in table.theirs:
                 return None
             last = table.received if header.kind == frames.SUM else table.arrived
-            if header.number <= last:
+            if header.step <= last:
                 return None
             check_step(table, header, last)
-            size = table.size_of(header.number, header.overwrites)
+            size = table.size_of(header.step, header.overwrites)
             return view(rounds.pool.take(size), header.length)
 
     def arrived(self, header: Header, body: memoryview | None, now: float) -> bool:
-        """A frame is whole. Returns False: what it has left to send was sent, by the ``wake`` of the rounds.
+        """A frame is whole. What it has left to send was sent, by the ``wake`` of the rounds.
 
         Raises:
             ProtocolError: it says that a table is another one.
         """
-        if body is not None:
-            self._take(RoundHeader(*header), body)
-        return False
+        if header.number > self._received:
+            self.note(header)  # it does not come again, also where there is no memory now to go on with it
+            if body is not None:
+                self._take(RoundHeader(*header), body)
+        return self.has_something
 
     def _take(self, header: RoundHeader, body: memoryview) -> None:
         rounds = self._rounds
@@ -138,17 +95,17 @@ class Neighbour(Carried):
         elif header.kind == frames.SUM:
             found = sum_of(table, header, body)
             with rounds.state_lock:
-                if header.epoch != rounds.epoch or header.number != table.received + 1:
+                if header.epoch != rounds.epoch or header.step != table.received + 1:
                     return
-                table.incoming[header.number] = found
-                table.received, table.known = header.number, max(table.known, found.known)
+                table.incoming[header.step] = found
+                table.received, table.known = header.step, max(table.known, found.known)
         else:
             with rounds.memory_lock:
-                if header.epoch != rounds.epoch or header.number != table.arrived + 1:
+                if header.epoch != rounds.epoch or header.step != table.arrived + 1:
                     return
                 if rounds.tables.get(header.table) is not table:
                     return
-                self._rounds.take(table, header.number, sum_of(table, header, body))
+                self._rounds.take(table, header.step, sum_of(table, header, body))
         self._rounds.run(table)
 
     def _hear(self, header: RoundHeader, table: RoundTable, theirs: Reached) -> None:
@@ -175,6 +132,7 @@ class Neighbour(Carried):
                     table.returned = max(theirs.arrived, table.arrived - WINDOW)
             if table.placed:
                 rounds.report_progress(peer, table)  # when it was said before, the peer may not have had the table
+            rounds.pass_on(table)
         for other in peers:
             rounds.wake(other)
 
@@ -182,9 +140,9 @@ class Neighbour(Carried):
         """A host behind waits for a round, or lacks the values."""
         with self._rounds.state_lock:
             if header.flags & LACKING:
-                table.lacking = max(header.number - 1, -1 if table.lacking is None else table.lacking)
+                table.lacking = max(header.step - 1, -1 if table.lacking is None else table.lacking)
                 return
-            table.wanted = max(table.wanted, header.number)
-            asked = self._rounds.request_round(table, header.number)
+            table.wanted = max(table.wanted, header.step)
+            asked = self._rounds.request_round(table, header.step)
         if asked is not None:
             self._rounds.wake(asked)

@@ -16,7 +16,7 @@ workers there are; a window of steps is under way at a time.
 
 A host adds a chunk when its own workers are ready for the round; who of them takes part is decided once, at the
 round's first step. A sum is kept until its total has come, totals for as long as another host may still lack them (the
-window). After a cut connection both sides say how far they are (AT) and continue from there.
+window). Two neighbours begin by saying how far they are (AT), and continue from there.
 
 When a host is lost the others form the chain without it: a new *epoch*. Sums under way are dropped and made again, from
 the slots that are still there, except where a host has the total already: totals go from the tail to the head, so a
@@ -66,7 +66,7 @@ class Rounds(Chain):
                     table.placed = False
                     table.totals.clear()
                     table.ask_anew()
-                for peer in self.outboxes:
+                for peer in self.ways:
                     self.report_progress(peer, table)
         self.wake_neighbours()
         for table in list(self.tables.values()):
@@ -91,7 +91,7 @@ class Rounds(Chain):
             self.tables[number] = table = RoundTable(
                 number, staged, began=blank, blank=blank, placed=not blank, overwrites=dict(overwrites or {})
             )
-            for peer in self.outboxes:
+            for peer in self.ways:
                 self.report_progress(peer, table)
         self.wake_neighbours()
 
@@ -266,6 +266,7 @@ class Rounds(Chain):
             table.incoming.pop(step, None)
             table.folded = step
             table.sums[step] = found
+            self.pass_on(table)
         self.wake(after)
         return True
 
@@ -303,6 +304,7 @@ class Rounds(Chain):
                 # its receiver has it: the total came after it, or the head says so
                 if found is not None and (kept is None or found.buffer is not kept.buffer):
                     self.pool.give(found.buffer)
+            self.pass_on(table)
         if before is not None:
             self.wake(before)
         if step % table.chunks == 0:

@@ -73,11 +73,11 @@ class RoundTable:
         awaited: the last turn that a ``take`` waits for.
         arrived, folded, received: the last step whose total is here; to which this host has added its part; whose sum
             has come from the host before.
-        pushed: the last step whose sum went to the next host over this connection.
+        pushed: the last step whose sum went to the next host.
         returned: the last step whose total went to the host before.
         incoming: sums that wait for this host's workers, by step.
         sums, totals: what was passed on and may be asked for again, by step.
-        theirs: neighbours that have said how far they are.
+        theirs: neighbours that have said how far they are, in this epoch.
         known: the last step whose total every host has: none asks for it again.
         wanted: the last round that a host behind waits for.
         requested: the last round that this host has asked the one before for.
@@ -204,7 +204,7 @@ class RoundTable:
         return next(turn for turn in itertools.count(max(self.decided, 0) + 1) if turn not in self.overwrites)
 
     def forget_requests(self) -> None:
-        """The connection over which the host before was asked has ended, or another one is before this."""
+        """Another host may be before this one."""
         self.requested, self.told = 0, -2
 
     def forget(self) -> None:
