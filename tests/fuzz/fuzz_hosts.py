@@ -27,7 +27,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent / "hosts"))
 
 from fabric_support import Adder, barrier, fabrics, new_shard
 
-from multiverso.hosts.peer.frames import HEADER_BYTES, RECEIVED, Carried, Header, ProtocolError, Reader
+from multiverso.hosts.peer.frames import HEADER_BYTES, RECEIVED, Header, Numbered, ProtocolError, Reader
 from multiverso.hosts.peer.resources import Pace
 from multiverso.hosts.rounds.frames import KINDS as KINDS_OF_ROUNDS
 from multiverso.hosts.rounds.neighbour import Neighbour
@@ -132,7 +132,7 @@ def _until_refused(source: random.Random, most: int) -> int:
     link.connect(1)
     around = Neighbour(Rounds(0, range(2), lambda peer: None), 1)
     around.connect(1)
-    readers: dict[Carried, Reader] = {end: Reader() for end in (link, around)}  # each protocol has a connection
+    readers: dict[Numbered, Reader] = {end: Reader() for end in (link, around)}  # each protocol has a connection
     opened = Opened(copy.elements, ("float32", "float64", "int32", "int64").index(spec.dtype), copy.chunks[0].size, 0)
     _feed(readers[link], link, Header(frames.OPEN, table=1, length=24, number=1).pack() + frames.OPENED.pack(*opened))
     done = 0
@@ -182,7 +182,7 @@ def _frame(source: random.Random, spec: TableSpec, link: Link, end: Link | Neigh
     return Header(**fields).pack() + body
 
 
-def _feed(reader: Reader, carried: Carried, data: bytes) -> None:
+def _feed(reader: Reader, carried: Numbered, data: bytes) -> None:
     while data:
         room = reader.room()
         count = min(len(room), len(data), HEADER_BYTES)

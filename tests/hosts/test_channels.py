@@ -13,7 +13,7 @@ from contextlib import contextmanager, suppress
 import pytest
 
 from multiverso.deadline import Deadline
-from multiverso.hosts.peer.frames import HEADER_BYTES, Carried, Header, ProtocolError, Reader
+from multiverso.hosts.peer.frames import HEADER_BYTES, Header, Numbered, ProtocolError, Reader
 from multiverso.hosts.peer.messages import Stream
 from multiverso.hosts.peer.peer import Peer
 from multiverso.hosts.peer.resources import Buffers, Pace
@@ -243,6 +243,6 @@ def test_who_waits_leaves_nothing_in_openssl_that_would_wake_nobody() -> None:
     ],
     ids=lambda carried: type(carried).__name__,
 )
-def test_a_frame_of_a_kind_that_nobody_here_knows_ends_the_connection(carried: Carried) -> None:
+def test_a_frame_of_a_kind_that_nobody_here_knows_ends_the_connection(carried: Numbered) -> None:
     with pytest.raises(ProtocolError, match="no kind of frame has the number 250"):
         carried.accept(Header(250))

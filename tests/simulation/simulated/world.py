@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from multiverso.hosts.peer.frames import HEADER_BYTES, Carried, ProtocolError, Reader
+from multiverso.hosts.peer.frames import HEADER_BYTES, Numbered, ProtocolError, Reader
 from multiverso.hosts.peer.resources import Pace
 from multiverso.hosts.transport.channel import FAR
 from multiverso.hosts.values.codecs import Wire
@@ -62,7 +62,7 @@ class Host:
     copies: dict[int, Copy] = field(default_factory=dict)
     changes: dict[int, Changes] = field(default_factory=dict)
     links: dict[int, Link] = field(default_factory=dict)
-    neighbours: dict[int, Carried] = field(default_factory=dict)  # in rounds: what is carried instead of links
+    neighbours: dict[int, Numbered] = field(default_factory=dict)  # in rounds: what is carried instead of links
     stalled_until: float = 0.0
     incarnation: int = 1
     dead: bool = False
@@ -70,7 +70,7 @@ class Host:
     card: Card = field(default_factory=Card)
     homes: dict[int, list[int]] = field(default_factory=dict)
 
-    def carried(self, peer: int) -> Carried | None:
+    def carried(self, peer: int) -> Numbered | None:
         """What goes over the connection to a peer."""
         return self.neighbours.get(peer, self.links[peer]) if peer in self.links else None
 

@@ -1,6 +1,6 @@
 """Frames between two nodes: a header of 40 bytes and what it announces. No length is believed before it is checked.
 
-What a kind of frame means is known to its protocol alone (`Carried`); ``docs/protocol.md`` lists them. The numbers are
+What a kind of frame means is known to its protocol alone (`Numbered`); ``docs/protocol.md`` lists them. The numbers are
 big-endian; the arrays in a body are little-endian, as they lie in memory on every machine that we run on.
 """
 
@@ -184,70 +184,11 @@ class Reader:
         return header, body
 
 
-class Carried:
-    """What goes over the connections to one peer, and outlives each of them: a protocol's end of its conversation.
+class Numbered:
+    """What goes over the connections to one peer: frames that arrive exactly once and in order, whatever is cut.
 
-    Two threads may call at once, one that sends and one that receives.
-    """
-
-    @property
-    def has_something(self) -> bool:
-        """Whether there may be something to send, now or later."""
-        return False
-
-    @property
-    def has_words(self) -> bool:
-        """Whether something is to be sent before this side may end."""
-        return False
-
-    def connect(self, incarnation: int) -> None:
-        """A connection has begun, with a peer of this incarnation; nothing came over it yet."""
-
-    def at_distance(self, seconds: float) -> None:
-        """Sets the shortest round-trip time to the peer."""
-
-    def cut(self) -> None:
-        """The connection has ended."""
-
-    def wait(self, now: float) -> float | None:
-        """Returns the seconds until `next` has something: 0 for at once, None to wait for an event."""
-        return None
-
-    def pause(self, now: float) -> float:
-        """Returns the seconds that the peer's next frame should wait: 0 where a worker waits for it."""
-        return 0.0
-
-    def next(self, now: float, most_new: int = LONGEST_BODY) -> Outgoing | None:
-        """Returns the next frame to send; its memory does not change before that is done.
-
-        Args:
-            now: the time.
-            most_new: bytes of the body of a frame that is computed in this call; a longer one is left for another.
-        """
-        return None
-
-    def accept(self, header: Header) -> memoryview | None:
-        """Checks a header; returns memory for its body, or None for one that is no longer wanted.
-
-        Raises:
-            ProtocolError: no node sends this.
-        """
-        return None
-
-    def arrived(self, header: Header, body: memoryview | None, now: float) -> bool:
-        """A frame that was accepted is whole. Returns whether it may have left something to send.
-
-        Raises:
-            ProtocolError: no node sends this.
-        """
-        return False
-
-    def wake(self) -> None:
-        """Wakes those who wait for what has arrived: late, as they have to wait for this thread's interpreter."""
-
-
-class Numbered(Carried):
-    """Frames of which each arrives exactly once and in order, through any number of cut connections.
+    A protocol's end of its conversation is derived from it. Two threads may call at once, one that sends and one that
+    receives.
 
     They are numbered from 1 and kept until the other side has said that it has them; on a new connection both say first
     how far they are, and continue from there. Nothing outlives a node: one that returns is a new incarnation, and
@@ -297,6 +238,9 @@ class Numbered(Carried):
         with self._lock:
             self._connected = self._ready = False
 
+    def at_distance(self, seconds: float) -> None:
+        """Sets the shortest round-trip time to the peer."""
+
     @property
     def has_words(self) -> bool:
         """Whether a frame can be sent, which is to be done before this side may end."""
@@ -311,11 +255,20 @@ class Numbered(Carried):
         return (self._ready and self._sent < self._last) or (self._say and self._connected)
 
     def wait(self, now: float) -> float | None:
-        """Returns 0 where there is something to send."""
+        """Returns the seconds until `next` has something: 0 for at once, None to wait for an event."""
         return 0.0 if self.has_something else None
 
+    def pause(self, now: float) -> float:
+        """Returns the seconds that the peer's next frame should wait: 0 where a worker waits for it."""
+        return 0.0
+
     def next(self, now: float, most_new: int = LONGEST_BODY) -> Outgoing | None:
-        """Returns the next frame, or how far this side is, or None."""
+        """Returns the next frame to send, or how far this side is, or None.
+
+        Args:
+            now: the time.
+            most_new: bytes of the body of a frame that is computed in this call; a longer one is left for another.
+        """
         with self._lock:
             if self._ready and self._sent < self._last:
                 frame, number = self._kept[self._sent - self._last], self._sent + 1
@@ -327,6 +280,25 @@ class Numbered(Carried):
             self._say, self._unsaid, self._unsaid_bytes = False, 0, 0
             frame.header = tuple.__new__(Header, (*frame.header[:7], number, self._received))
             return frame
+
+    def accept(self, header: Header) -> memoryview | None:
+        """Checks a header; returns memory for its body, or None for one that is not wanted, or has come before.
+
+        Raises:
+            ProtocolError: no node sends this.
+        """
+        raise NotImplementedError
+
+    def arrived(self, header: Header, body: memoryview | None, now: float) -> bool:
+        """A frame is whole; returns whether there may be something to send. Then `wake` follows.
+
+        Raises:
+            ProtocolError: no node sends this.
+        """
+        raise NotImplementedError
+
+    def wake(self) -> None:
+        """Wakes those who wait for what has arrived: late, as they have to wait for this thread's interpreter."""
 
     def is_new(self, header: Header) -> bool:
         """Notes how far the other side is; returns whether a frame has not come before, so that `note` follows.

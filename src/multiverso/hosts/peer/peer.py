@@ -13,7 +13,7 @@ from collections.abc import Callable
 
 from multiverso.deadline import Deadline
 from multiverso.errors import MultiversoError
-from multiverso.hosts.peer.frames import GREETING, HEADER_BYTES, LONGEST_BODY, Carried, Outgoing, ProtocolError, Reader
+from multiverso.hosts.peer.frames import GREETING, HEADER_BYTES, LONGEST_BODY, Numbered, Outgoing, ProtocolError, Reader
 from multiverso.hosts.peer.resources import Pace
 from multiverso.hosts.transport.channel import FAR, Channel, RefusedError
 from multiverso.hosts.transport.handshake import HANDSHAKE_SECONDS, Begun, Hello
@@ -47,7 +47,7 @@ class Peer:
     def __init__(
         self,
         number: int,
-        carried: Carried,
+        carried: Numbered,
         pace: Pace,
         dial: Dial | None,
         name: str,

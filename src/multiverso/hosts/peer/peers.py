@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 
 from multiverso.deadline import Deadline
 from multiverso.errors import MultiversoError
-from multiverso.hosts.peer.frames import Carried
+from multiverso.hosts.peer.frames import Numbered
 from multiverso.hosts.peer.peer import Peer
 from multiverso.hosts.peer.resources import Pace
 from multiverso.hosts.transport.channel import Channel, RefusedError
@@ -42,7 +42,7 @@ class Peers:
         self._credentials, self._bind = credentials, bind
         self._incarnation = int.from_bytes(os.urandom(8), "big")
         self._addresses: dict[int, Address] = {}
-        self._carried: dict[int, tuple[Callable[[int], Carried], Pace]] = {}  # by role
+        self._carried: dict[int, tuple[Callable[[int], Numbered], Pace]] = {}  # by role
         self._peers: dict[int, dict[int, Peer]] = {}  # by role and host, once it is open
         self._incarnations: dict[int, int] = {}  # of the hosts that have been connected
         self._fenced: set[int] = set()  # those of hosts that were lost
@@ -77,7 +77,7 @@ class Peers:
             for peer in self.to(number):
                 self._start(peer)
 
-    def carry(self, role: int, make: Callable[[int], Carried], pace: Pace) -> Mapping[int, Peer]:
+    def carry(self, role: int, make: Callable[[int], Numbered], pace: Pace) -> Mapping[int, Peer]:
         """Sets what goes over the connections of a role; before `listen`.
 
         Args:
