@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import os
 import random
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
@@ -45,3 +48,9 @@ def test_frames_come_out_as_they_went_in_however_they_are_cut(seed: int) -> None
 def test_a_header_that_is_refused_ends_it() -> None:
     with pytest.raises(ProtocolError, match="was announced; the longest has"):
         bodies_of(Header(NEWS).pack() + Header(NEWS, length=LONGEST_BODY + 1).pack(), random.Random(1), skip=9)
+
+
+def test_a_frame_enters_no_module_twice_on_its_way_to_the_other_host() -> None:
+    script = Path(__file__).parents[2] / "scripts" / "frame_path.py"
+    shown = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=120, check=True).stdout
+    assert "\n0 stacks with a module that is entered again\n" in shown, shown
