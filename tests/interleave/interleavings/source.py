@@ -71,6 +71,7 @@ class Source:
             vars(module).update(__file__=str(path_of(name)), __builtins__=self._builtins)
             vars(module)["__package__"] = name.rpartition(".")[0]
             self._modules[name] = module
+            importlib.import_module(name)  # the real one: a dataclass looks its module up by this name
             tree = self._changed.get(name)
             exec(compiled(name) if tree is None else compile(tree, str(path_of(name)), "exec"), vars(module))
             for constant, value in CONSTANTS.items():
