@@ -18,7 +18,7 @@ from multiverso.deadline import Deadline
 from multiverso.errors import NodeLostError, WorkerLostError
 from multiverso.hosts.control.connections import Talk
 from multiverso.hosts.control.messages import Alone
-from multiverso.hosts.peer.conversation import Conversation, Timeouts
+from multiverso.hosts.peer.conversation import ENDS, Conversation, Timeouts
 from multiverso.hosts.peer.frames import HEADER_BYTES, RECEIVED, Header
 from multiverso.hosts.peer.messages import MESSAGE
 from multiverso.hosts.transport.channel import Plain
@@ -208,6 +208,24 @@ def test_a_connection_that_comes_after_a_newer_one_is_closed_and_changes_nothing
     wait_for(lambda: heard == [b"{}"])
     talk.close(Deadline.after(30))
     there.close()
+
+
+def test_why_a_node_ends_comes_after_all_that_it_has_said() -> None:
+    """On a new connection it came before what was kept, if the other node had not said yet how far it was."""
+    conversation = Conversation(lambda message: None, Timeouts())
+    conversation.connect(1)
+    conversation.put(b"{}")
+    conversation.end("its node has ended")
+    now = time.monotonic()
+    said = conversation.next(now)
+    assert said is not None
+    assert said.header.kind == RECEIVED
+    assert conversation.next(now) is None
+    assert conversation.has_words, "who closes it waits for the other node's first word"
+    assert conversation.accept(Header(RECEIVED)) is None
+    frames = [frame for frame in (conversation.next(now) for _ in range(3)) if frame is not None]
+    assert [(frame.header.number, frame.header.flags) for frame in frames] == [(1, 0), (2, ENDS)]
+    assert not conversation.has_words
 
 
 def test_what_was_said_last_reaches_a_host_that_is_slow_to_read_it() -> None:

@@ -18,7 +18,8 @@ from multiverso.hosts.peer.frames import LONGEST_BODY, NOTHING, Header, Outgoing
 from multiverso.hosts.peer.messages import MESSAGE, Stream
 from multiverso.hosts.peer.resources import Buffers, owner
 
-ENDS = 1  # flag of a message without a number: its body is why this node ends
+# flag of a message: its body is why this node ends; without a number, why it does not take the other one
+ENDS = 1
 _LONGEST_WHY = 4096
 
 
@@ -72,7 +73,6 @@ class Conversation(Stream):
         self._take_message, self._timeouts, self._clock = deliver, timeouts, clock
         self._heard_at = self._connected_at = self._sent_at = clock()
         self._cut_at = math.inf
-        self._end: Outgoing | None = None  # to be sent after everything else
         self.ended: str | None = None
         self.cuts = 0
 
@@ -82,7 +82,7 @@ class Conversation(Stream):
 
     def end(self, why: str) -> None:
         """Says, after everything else, that nothing more comes from here."""
-        self._end = ending(why)
+        self.post(ending(why))
 
     def connect(self, incarnation: int) -> None:
         """A connection is there, in place of any before."""
@@ -96,28 +96,21 @@ class Conversation(Stream):
         self._cut_at = min(self._cut_at, self._clock())
         self.cuts += 1
 
-    @property
-    def has_words(self) -> bool:
-        """Whether something is to be sent before this side may end."""
-        return super().has_words or (self._connected and self._end is not None)
-
     def wait(self, now: float) -> float | None:
         """Returns the seconds until there is something to send, at least the next beat."""
         if not self._connected:
             return None
-        if self.has_something or self._end is not None:
+        if self.has_something:
             return 0.0
         return max(0.0, self._sent_at + self._timeouts.beat_seconds - now)
 
     def next(self, now: float, most_new: int = LONGEST_BODY) -> Outgoing | None:
-        """Returns the next message, or a beat where there was none for a while, or why this node ends, or None."""
+        """Returns the next message, or a beat where there was none for a while, or None."""
         if not self._connected:
             return None
         if now - self._sent_at >= self._timeouts.beat_seconds:
             self._say = True
         found = super().next(now, most_new)
-        if found is None and self._end is not None:
-            found, self._end = self._end, None
         if found is not None:
             self._sent_at = now
         return found

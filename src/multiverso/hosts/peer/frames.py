@@ -243,8 +243,8 @@ class Numbered:
 
     @property
     def has_words(self) -> bool:
-        """Whether a frame can be sent, which is to be done before this side may end."""
-        return self._ready and self._sent < self._last
+        """Whether a frame is to be sent before this side may end; the other side may have to speak before."""
+        return self._connected and bool(self._kept) and (self._sent < self._last or not self._ready)
 
     @property
     def has_something(self) -> bool:
