@@ -10,7 +10,6 @@ from __future__ import annotations
 import ast
 import builtins
 import functools
-import importlib
 import types
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ from typing import Any
 import numpy as np
 
 import multiverso
+import multiverso.runtime.job.control  # its dataclass looks for its module among those that are imported
 from interleavings.memory import Memory, atomics, mutexes, words
 from interleavings.standins import Standin
 
@@ -66,7 +66,6 @@ class Source:
     def module(self, name: str) -> types.ModuleType:
         """Returns a private module by its full name."""
         if name not in self._modules:
-            importlib.import_module(name)  # a dataclass looks for its module among those that are imported
             module = types.ModuleType(name)
             vars(module).update(__file__=str(path_of(name)), __builtins__=self._builtins)
             vars(module)["__package__"] = name.rpartition(".")[0]
