@@ -5,35 +5,12 @@ from __future__ import annotations
 
 import numpy as np
 
-from multiverso.compiling.atomics import (
-    add_line,
-    array_at,
-    compare_swap64,
-    fence_release,
-    load64,
-    load_acquire64,
-    prefetch_to_write,
-    scratch,
-    store64,
-    store_release64,
-)
+from multiverso.compiling.atomics import add_line, array_at, load64, load_acquire64, prefetch_to_write, scratch, store64
 from multiverso.compiling.declaring import Address, Data, Int, Words, inner, kernel
 from multiverso.kernels.codes import BAD_ROW
 from multiverso.kernels.dense import PART, add_into, add_with, end_add, end_call, end_read, exchange_with, read_stripe
 from multiverso.kernels.locking import rows_of
-from multiverso.kernels.stripe_words import (
-    OWNER,
-    VERSION,
-    hold,
-    keep,
-    move_row,
-    owner_of,
-    read_rows,
-    release,
-    release_undo_slot,
-    take_undo_slot,
-    word_at,
-)
+from multiverso.kernels.stripe_words import OWNER, change_rows, read_rows, release_undo_slot, take_undo_slot, word_at
 from multiverso.kernels.waits import header_of
 from multiverso.layout import words as at
 from multiverso.layout.words import CACHE_LINE
@@ -68,10 +45,10 @@ def _bad_row(base, ids, call):
 
 
 @inner
-def _send_for(rows, row):
-    """Sends for a row that is going to be changed, and for what the updater keeps of it."""
+def _send_for(rows, row, what):
+    """Sends for a row that is going to be changed, for its word, and for what the updater keeps of it."""
     place = row * rows.stride
-    prefetch_to_write(word_at(rows, row >> rows.shift))
+    prefetch_to_write(word_at(rows, row >> rows.shift))  # another worker may have had it last
     for line in range(0, rows.stride, CACHE_LINE):
         prefetch_to_write(rows.values + place + line)
     for state in range(rows.states):
@@ -121,6 +98,29 @@ def get_rows(control: Address, base: Address, me: Int, ids: Words, out: Data, ti
     return 0
 
 
+@inner
+def _add(row, k, what):
+    base, update, values, start, delta, source, columns, stride = what
+    if update == 0:
+        _add_row(start + row * stride, source + k * stride, stride, delta)
+    else:
+        lo = row * columns
+        add_with(base, update, lo, values[lo : lo + columns], delta[k * columns : (k + 1) * columns])
+
+
+@inner
+def _change_rows(control, base, me, ids, call, change, what):
+    """Changes what is left of a call's rows: 0, or why not all of them."""
+    rows, first = rows_of(base, me), load64(call + at.CALL_DONE)
+    undo = take_undo_slot(rows, control, me, first)
+    if undo < 0:
+        return -undo
+    code = change_rows(rows, control, me, undo, ids, first, _AHEAD, _send_for, change, what)
+    store64(call + at.CALL_DONE, code >> 16 if code != 0 else ids.size)
+    release_undo_slot(undo)
+    return code & 0xFFFF
+
+
 @kernel
 def add_rows(control: Address, base: Address, update: Address, me: Int, ids: Words, delta: Data, call: Address) -> Int:
     """Adds to rows in the order of their ids, each at once: 0, or why not all of them."""
@@ -128,55 +128,12 @@ def add_rows(control: Address, base: Address, update: Address, me: Int, ids: Wor
     if code != 0:
         return code
     head = header_of(base)
-    columns, shift = head.columns, head.shift
-    values = array_at(base + head.buffer_0, head.elements, delta)
-    rows = rows_of(base, me)
-    first = load64(call + at.CALL_DONE)
-    undo = take_undo_slot(rows, control, me, first)
-    if undo < 0:
-        return -undo
-    # `rows` is large to hand on for each row, so plain adds do `hold`, `keep` and `release` here
-    owner, words, start, stride = owner_of(rows, control, me, undo), rows.words, rows.values, rows.stride
-    kept, states, source = rows.kept, rows.states, np.int64(delta.ctypes.data)
-    for i in range(first, min(first + _AHEAD, ids.size)):
-        _send_for(rows, int(ids[i]))
-    for i in range(first, ids.size):
-        if i + _AHEAD < ids.size:
-            # of the word too: another worker may have had it last
-            prefetch_to_write(words + ((int(ids[i + _AHEAD]) >> shift) << at.WORD_SPACING))
-            if states > 0:
-                _send_for(rows, int(ids[i + _AHEAD]))
-            else:
-                ahead = start + int(ids[i + _AHEAD]) * stride
-                for line in range(0, stride, CACHE_LINE):
-                    prefetch_to_write(ahead + line)
-        row = int(ids[i])
-        address = words + ((row >> shift) << at.WORD_SPACING)
-        store_release64(undo + at.UNDO_POSITION, i)
-        store_release64(undo + at.UNDO_ROW, 0)
-        store_release64(undo + at.UNDO_WORD, (row >> shift) + 1)
-        word = load_acquire64(address)
-        if word & OWNER != 0 or compare_swap64(address, word, word | owner) != word:
-            word = hold(rows, control, me, owner, undo, row >> shift)
-        if word < 0:
-            store64(call + at.CALL_DONE, i)
-            release_undo_slot(undo)
-            return -word
-        fence_release()  # readers must not see what is written before the word
-        if states > 0:
-            keep(rows, undo, row)
-        elif kept > 0:
-            move_row(undo + at.UNDO_BYTES, start + row * stride, kept)
-            store_release64(undo + at.UNDO_ROW, row + 1)
-            fence_release()
-        if update == 0:
-            _add_row(start + row * stride, source + i * stride, stride, delta)
-        else:
-            lo, part = row * columns, delta[i * columns : (i + 1) * columns]
-            add_with(base, update, lo, values[lo : lo + columns], part)
-        store_release64(address, word + VERSION)
-    store_release64(undo + at.UNDO_POSITION, ids.size)
-    release_undo_slot(undo)
+    columns, start = head.columns, base + head.buffer_0
+    values, source = array_at(start, head.elements, delta), np.int64(delta.ctypes.data)
+    what = base, update, values, start, delta, source, columns, columns * head.itemsize
+    code = _change_rows(control, base, me, ids, call, _add, what)
+    if code != 0:
+        return code
     end_add(control, base, me, delta.size)
     end_call(call)
     return 0
@@ -205,6 +162,13 @@ def _pull_again(control, base, me, ids, local, last, call):
     return 0
 
 
+@inner
+def _exchange(row, k, what):
+    base, update, values, local, last, delta, columns = what
+    lo, a, b = row * columns, k * columns, (k + 1) * columns
+    exchange_with(base, update, lo, values[lo : lo + columns], local[a:b], last[a:b], delta)
+
+
 @kernel
 def exchange_rows(
     control: Address,
@@ -222,31 +186,12 @@ def exchange_rows(
     if code != 0:
         return code
     head = header_of(base)
-    columns, shift = head.columns, head.shift
-    values = array_at(base + head.buffer_0, head.elements, local)
-    delta = scratch(PART, local)
-    rows = rows_of(base, me)
-    first = load64(call + at.CALL_DONE)
-    if first < ids.size:
-        undo = take_undo_slot(rows, control, me, first)
-        if undo < 0:
-            return -undo
-        owner = owner_of(rows, control, me, undo)
-        for i in range(first, ids.size):
-            if i + _AHEAD < ids.size:
-                _send_for(rows, int(ids[i + _AHEAD]))
-            row = int(ids[i])
-            store_release64(undo + at.UNDO_POSITION, i)
-            word = hold(rows, control, me, owner, undo, row >> shift)
-            if word < 0:
-                release_undo_slot(undo)
-                return -word
-            keep(rows, undo, row)
-            lo, a, b = row * columns, i * columns, (i + 1) * columns
-            exchange_with(base, update, lo, values[lo : lo + columns], local[a:b], last[a:b], delta)
-            release(rows, row >> shift, word)
-            store64(call + at.CALL_DONE, i + 1)
-        release_undo_slot(undo)
+    if load64(call + at.CALL_DONE) < ids.size:
+        values = array_at(base + head.buffer_0, head.elements, local)
+        what = base, update, values, local, last, scratch(PART, local), head.columns
+        code = _change_rows(control, base, me, ids, call, _exchange, what)
+        if code != 0:
+            return code
     if not _ascend(ids):
         code = _pull_again(control, base, me, ids, local, last, call)
         if code != 0:

@@ -348,6 +348,50 @@ def release_unchanged(rows, word, value):
 
 
 @inner
+def change_rows(rows, control, me, undo, ids, first, ahead, send_for, change, what):
+    """Changes one row after another, from ``ids[first]`` on, each under its word; those below 0 are left out.
+
+    Args:
+        ahead: how many rows are sent for before they are needed.
+        send_for: ``send_for(rows, row, what)`` does so.
+        change: ``change(row, k, what)`` changes what the k-th id names.
+
+    Returns:
+        ``(done << 16) | code``.
+    """
+    owner, words, spacing, shift = owner_of(rows, control, me, undo), rows.words, rows.spacing, rows.shift
+    values, stride, kept, states = rows.values, rows.stride, rows.kept, rows.states
+    for k in range(first, min(first + ahead, ids.size)):
+        send_for(rows, int(ids[k]), what)
+    for k in range(first, ids.size):
+        if k + ahead < ids.size:
+            send_for(rows, int(ids[k + ahead]), what)
+        row = int(ids[k])
+        if row < 0:
+            continue
+        # `rows` is large to hand on for each row, so what is quick of `hold`, `keep` and `release` is here
+        address = words + ((row >> shift) << spacing)
+        store_release64(undo + at.UNDO_POSITION, k)
+        name_word(undo, row >> shift)
+        value = load_acquire64(address)
+        if value & OWNER != 0 or compare_swap64(address, value, value | owner) != value:
+            value = hold(rows, control, me, owner, undo, row >> shift)
+            if value < 0:
+                return (k << 16) | -value
+        fence_release()  # readers must not see what is written before the word
+        if states > 0:
+            keep(rows, undo, row)
+        elif kept > 0:
+            move_row(undo + rows.copy, values + row * stride, kept)
+            store_release64(undo + at.UNDO_ROW, row + 1)
+            fence_release()
+        change(row, k, what)
+        store_release64(address, value + VERSION)
+    store_release64(undo + at.UNDO_POSITION, ids.size)
+    return 0
+
+
+@inner
 def settled(rows, control, me, word):
     """Waits until nobody holds a word, for a caller that has no undo slot: its value, or -TIMED_OUT."""
     value = load_acquire64(word_at(rows, word))

@@ -187,15 +187,7 @@ WRITTEN = (
         "    store_release64(undo + at.UNDO_ROW, row + 1)\n    fence_release()\n",
         "    fence_release()\n",
     ),
-    (
-        "an undo slot names its word before it takes it",
-        "stripe_words",
-        """    name_word(undo, word)
-    value = load_acquire64(address)
-    if value""",
-        """    value = load_acquire64(address)
-    if value""",
-    ),
+    ("an undo slot names its word before it takes it", "stripe_words", "        name_word(undo, row >> shift)\n", ""),
     (
         "an undo slot has its call's position before it says who uses it",
         "stripe_words",
@@ -214,8 +206,8 @@ WRITTEN = (
     (
         "who takes over has the copy in its own undo slot first",
         "stripe_words",
-        "            store_release64(undo + at.UNDO_ROW, row + 1)\n",
-        "            pass\n",
+        "(1 + rows.states))\n            store_release64(undo + at.UNDO_ROW, row + 1)\n",
+        "(1 + rows.states))\n",
     ),
     (
         "a row that is read is looked at again",
@@ -226,14 +218,14 @@ WRITTEN = (
     (
         "a word that is given back has another version",
         "stripe_words",
-        "store_release64(word_at(rows, word), value + VERSION)",
-        "store_release64(word_at(rows, word), value)",
+        "store_release64(address, value + VERSION)",
+        "store_release64(address, value)",
     ),
     (
         "a word is taken by one swap",
         "stripe_words",
-        "if value & OWNER != 0 or compare_swap64(address, value, value | owner) != value:",
-        "if value & OWNER != 0 or store_release64(address, value | owner):",
+        "        if value & OWNER != 0 or compare_swap64(address, value, value | owner) != value:",
+        "        if value & OWNER != 0 or store_release64(address, value | owner):",
     ),
     (
         "a new attachment settles what any earlier one had begun",

@@ -1,8 +1,7 @@
 """A keyed table's rows under their words: ``stripe_words`` has the protocol.
 
 This says where the words and undo slots lie. Each worker has one undo slot in a keyed table. The updater's numbers of a
-row lie behind its values and are kept and put back with them. The loop that adds to many rows does the quick half of
-``hold`` itself.
+row lie behind its values and are kept and put back with them.
 """
 
 # mypy: disable-error-code="no-untyped-def,no-untyped-call,no-any-return"
@@ -11,11 +10,8 @@ from __future__ import annotations
 
 from multiverso.compiling.atomics import (
     call_update,
-    compare_swap64,
-    fence_release,
     load32,
     load_acquire64,
-    move,
     prefetch,
     prefetch_to_write,
     store_int32,
@@ -26,14 +22,14 @@ from multiverso.kernels.stripe_words import (
     Rows,
     attachment_in,
     await_word,
+    change_rows,
     has_died,
     hold,
-    name_word,
     owner_word,
     settle_undo_slots,
     undo_slot_in,
 )
-from multiverso.layout.keyed import KEYED, LINE_BYTES, LINES, OWNER, ROW_VERSION, at
+from multiverso.layout.keyed import KEYED, LINE_BYTES, LINES, at
 
 _SPACING = 3  # words lie side by side: a large table has thousands of cache lines of them
 _AHEAD = 16  # rows that are on their way from memory meanwhile
@@ -107,13 +103,26 @@ def hold_row(control, base, owner, word):
 
 
 @inner
-def _send_for(values, words, stamps, shift, size, row):
+def _send_for(rows, row, what):
     """Sends for a row that is going to be changed, and for its word, which another worker may have had last."""
+    _, _, _, stamps, _, _, _ = what
     if row >= 0:
-        prefetch_to_write(words + 8 * (row >> shift))
+        prefetch_to_write(rows.words + 8 * (row >> rows.shift))
         prefetch(stamps + 4 * row)
-        for line in range(0, size, 64):
-            prefetch_to_write(values + row * size + line)
+        for line in range(0, rows.stride, 64):
+            prefetch_to_write(rows.values + row * rows.stride + line)
+
+
+@inner
+def _add(row, k, what):
+    base, updater, values, stamps, stamped, delta, size = what
+    columns = load_acquire64(base + at.COLUMNS)
+    wanted = columns * load_acquire64(base + at.ITEMSIZE)
+    generation = load_acquire64(base + at.GENERATION)  # under the word: see `pass_through` in `keyed.passes`
+    if stamped and load32(stamps + 4 * row) != generation:
+        store_int32(stamps + 4 * row, generation)
+    place = values + row * size
+    call_update(updater, place, delta + k * wanted, place + wanted, columns, base + at.HYPER, columns)
 
 
 @inner
@@ -122,42 +131,13 @@ def add_to_rows(control, base, updater, me, rows, delta, stamped, progress):
 
     ``stamped``: whether that is a change of the rows, for whoever looks for those.
     """
-    columns, size = load_acquire64(base + at.COLUMNS), load_acquire64(base + at.ROW_BYTES)
-    wanted = columns * load_acquire64(base + at.ITEMSIZE)
-    values, words = base + load_acquire64(base + at.ROWS), base + load_acquire64(base + at.ROW_WORDS)
-    shift, owner = load_acquire64(base + at.SHIFT), owner_of(base, me)
-    stamps, undo = base + load_acquire64(base + at.STAMPS), undo_slot_of(base, owner)
-    for k in range(progress, min(progress + _AHEAD, rows.size)):
-        _send_for(values, words, stamps, shift, size, int(rows[k]))
-    for k in range(progress, rows.size):
-        if k + _AHEAD < rows.size:
-            _send_for(values, words, stamps, shift, size, int(rows[k + _AHEAD]))
-        row = int(rows[k])
-        if row < 0:
-            continue
-        word = row >> shift
-        address = words + 8 * word
-        store_release64(undo + at.UNDO_POSITION, k)
-        name_word(undo, word)
-        value = load_acquire64(address)
-        if value & OWNER != 0 or compare_swap64(address, value, value | owner) != value:
-            value = hold_row(control, base, owner, word)
-            if value < 0:
-                return (k << 16) | -value
-        fence_release()  # readers must not see what is written before the word
-        place = values + row * size
-        generation = load_acquire64(base + at.GENERATION)  # under the word: see `pass_through` in keyed_snapshots
-        if stamped and load32(stamps + 4 * row) != generation:
-            store_int32(stamps + 4 * row, generation)
-        move(undo + at.COPY, place, size)
-        store_release64(undo + at.UNDO_ROW, row + 1)
-        fence_release()
-        part = delta + k * wanted
-        call_update(updater, place, part, place + wanted, columns, base + at.HYPER, columns)
-        store_release64(address, value + ROW_VERSION)
-    store_release64(undo + at.UNDO_ROW, 0)
-    store_release64(undo + at.UNDO_POSITION, rows.size)
-    return 0
+    words, undo = rows_at(base, me), undo_slot_of(base, owner_of(base, me))
+    stamps = base + load_acquire64(base + at.STAMPS)
+    what = base, updater, words.values, stamps, stamped, delta, words.stride
+    code = change_rows(words, control, me, undo, rows, progress, _AHEAD, _send_for, _add, what)
+    if code == 0:
+        store_release64(undo + at.UNDO_ROW, 0)
+    return code
 
 
 @inner
