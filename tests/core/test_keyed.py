@@ -255,7 +255,7 @@ def test_keys_that_are_none_are_refused(alone: Session, keys: Any, error: str) -
 
 def test_what_does_not_fit_is_refused_before_anything_changes(alone: Session) -> None:
     table = mv.KeyedTable(2, dtype="int32", session=alone)
-    with pytest.raises(ShapeMismatchError, match=r"expected \(2, 2\)"):
+    with pytest.raises(ShapeMismatchError, match=r"expects shape \(2, 2\)"):
         table.add(np.zeros((2, 3), "i4"), [1, 2])
     with pytest.raises(DtypeMismatchError, match="float"):
         table.add(np.zeros((2, 2)), [1, 2])

@@ -102,7 +102,7 @@ def test_what_was_not_begun_does_not_stick_to_the_rows_that_it_had_found() -> No
 
 
 def test_an_add_that_raised_once_it_was_done_is_not_taken_for_the_next_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    def interrupted(seconds: float) -> None:
+    def interrupted() -> None:
         raise KeyboardInterrupt
 
     with Node(1) as node, Session(node.address) as session:

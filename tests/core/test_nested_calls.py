@@ -167,15 +167,15 @@ def test_a_handlers_equal_add_is_none_of_the_add_that_it_has_interrupted(raises:
         make, delta = table._calls.make, np.ones((1, 2))
         handlers = [lambda: (table.add(delta, [1]), table.get([1]))]
 
-        def make_interrupted(work: Any, do: Any) -> Any:
-            def do_interrupted(call: Any) -> None:
-                do(call)
+        def make_interrupted(work: Any, do: Any, until: Any) -> Any:
+            def do_interrupted(call: Any, until: Any) -> None:
+                do(call, until)
                 if handlers:  # a signal comes before the first add has returned
                     handlers.pop()()
                     if raises:
                         raise KeyboardInterrupt
 
-            return make(work, do_interrupted)
+            return make(work, do_interrupted, until)
 
         table._calls.make = make_interrupted
         if raises:

@@ -122,30 +122,38 @@ def _cast(array: Array, dtype: np.dtype[Any], what: str) -> Array:
     return array.astype(dtype)
 
 
-def check_size(array: Array, shape: tuple[int, ...], spec: TableSpec, what: str) -> None:
-    """Raises ShapeMismatchError unless the array has a shape that the table takes.
+def as_shaped(
+    value: Any, shape: tuple[int, ...], dtype: np.dtype[Any], what: str, kind: str, any_shape: bool = False
+) -> Array:
+    """Returns data as `as_data` does; one number stands for all.
 
-    For an array table that is any shape of its size; for a matrix its own shape or a flat one, so that a transposed
-    one is found out.
-    """
-    size = math.prod(shape)
-    if array.size == size and (not spec.is_matrix or array.ndim == 1 or array.shape == shape):
-        return
-    expected = f"shape {shape}" + (f", or {size} numbers flat" if spec.is_matrix else "")
-    raise ShapeMismatchError(f"{what} has shape {array.shape}; this {spec.kind} table expects {expected}")
-
-
-def as_whole(value: Any, spec: TableSpec, what: str) -> Array:
-    """Returns data for a whole table, flat, of its dtype; one number stands for all.
+    Args:
+        value: the data: of this shape, or flat, so that a transposed matrix is found out.
+        shape, dtype: the table's, or those of some rows.
+        what: the data, in words.
+        kind: the kind of table, in words.
+        any_shape: whether any other shape of the same size is as good.
 
     Raises:
         ShapeMismatchError, DtypeMismatchError: they do not fit.
     """
     array = as_numpy(value, what)
     if array.ndim == 0:
-        array = np.full(spec.elements, array)
-    check_size(array, spec.shape, spec, what)
-    return as_data(array, np.dtype(spec.dtype), what)
+        array = np.full(shape, array)
+    size = math.prod(shape)
+    if array.size != size or not (any_shape or array.ndim == 1 or array.shape == shape):
+        expected = f"shape {shape}" + ("" if any_shape else f", or {size} numbers flat")
+        raise ShapeMismatchError(f"{what} has shape {array.shape}; this {kind} table expects {expected}")
+    return as_data(array, dtype, what)
+
+
+def as_whole(value: Any, spec: TableSpec, what: str) -> Array:
+    """Returns data for a whole table, flat, of its dtype: of any shape for an array; one number stands for all.
+
+    Raises:
+        ShapeMismatchError, DtypeMismatchError: they do not fit.
+    """
+    return as_shaped(value, spec.shape, np.dtype(spec.dtype), what, spec.kind, not spec.is_matrix)
 
 
 def as_row_ids(row_ids: Any, rows: int) -> npt.NDArray[np.int64]:

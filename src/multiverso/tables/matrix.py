@@ -17,17 +17,7 @@ from multiverso.kernels.plain_arrays import are_plain_rows
 from multiverso.runtime.session.current import current
 from multiverso.runtime.session.session import Session
 from multiverso.spec.table import Initial, Partition, checked_count, checked_dtype
-from multiverso.tables.convert import (
-    INT64,
-    Array,
-    Out,
-    as_data,
-    as_numpy,
-    as_row_ids,
-    check_size,
-    refuse_overlap,
-    writable,
-)
+from multiverso.tables.convert import INT64, Array, Out, as_row_ids, as_shaped, refuse_overlap, writable
 from multiverso.tables.handler import TableHandler
 from multiverso.tables.operations import ADD_ROWS, EXCHANGE_ROWS, GET_CHANGED, GET_ROWS
 from multiverso.tables.output import Output
@@ -355,9 +345,5 @@ class MatrixTableHandler(TableHandler[Scalar]):
 
     def _rows(self, data: Any, row_ids: Any) -> tuple[RowIds, Array]:
         ids = as_row_ids(row_ids, self._spec.rows)
-        array = as_numpy(data, "data")
         shape = ids.size, self._spec.columns
-        if array.ndim == 0:
-            array = np.full(shape, array)
-        check_size(array, shape, self._spec, "data")
-        return ids, as_data(array, self._dtype, "data")
+        return ids, as_shaped(data, shape, self._dtype, "data", self._spec.kind)

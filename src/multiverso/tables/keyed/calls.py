@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from multiverso.deadline import Deadline
 from multiverso.errors import ClosedError, OutOfMemoryError
+from multiverso.hosts.spread.homes import groups_of
 from multiverso.kernels.codes import FULL
 from multiverso.kernels.keyed import calls as kernels
 from multiverso.kernels.keyed import removal as removal
@@ -28,7 +29,10 @@ from multiverso.turns import holds, new_lock, turn
 
 P = ParamSpec("P")
 T = TypeVar("T")
+D = TypeVar("D")
 _MOST_AT_ONCE = 1 << 16
+SHORT_SECONDS = 0.001  # what an add spends on keys beyond the most that there may be
+_ALL = np.empty(0, np.int64)
 
 
 class _Mine(threading.local):
@@ -46,12 +50,15 @@ class KeyedCalls:
     through `alone`.
 
     Attributes:
+        is_here: of each group of keys, whether the table has it: an add may name others, which it leaves out. Empty: it
+            has all.
         lock: held by the call that is under way.
         refuse: raises where no call may be made: in the middle of a round of a synchronous job.
     """
 
-    def __init__(self, session: Session, memory: KeyedMemory, spec: KeyedSpec) -> None:
+    def __init__(self, session: Session, memory: KeyedMemory, spec: KeyedSpec, is_here: Keys = _ALL) -> None:
         self._session, self._memory, self._spec = session, memory, spec
+        self.is_here = is_here
         self.lock = new_lock()
         self.refuse: Callable[[], None] = _allow
         self._mine = _Mine()
@@ -60,6 +67,7 @@ class KeyedCalls:
         self._rows_done = memory.position(session.worker_id)  # of the add that is under way
         self._growth = Growth(memory, spec.row_bytes)
         self._budget = Budget()
+        self._most_keys = (spec.eviction.most_keys if spec.eviction else None) or 0
         enter = kernels.enter.compiled()
         arguments = (session.control.address, memory.address, session.worker_id)
         code = enter(*arguments)
@@ -86,6 +94,8 @@ class KeyedCalls:
     def add(self, call: Call, deadline: Deadline | None) -> None:
         """Gives each key's delta to the updater, once it has a row. Within `make`, as are `remove` and `evict`."""
         self._do(call, deadline)
+        if self._most_keys and self.excess() > self._most_keys // 16:
+            self.evict_excess()
 
     def overwrite(self, keys: Keys, rows: npt.NDArray[np.uint8]) -> None:
         """Gives each key these bytes as its row, while the table is not used otherwise."""
@@ -134,10 +144,10 @@ class KeyedCalls:
             self._memory.set_word("TICK", work.tick)
         return self._evict(work.seen, seconds) if self._spec.eviction is not None else 0
 
-    def evict_excess(self, seconds: float) -> None:
-        """Evicts keys for some time, as a part of another call, after which a thread may have closed the table."""
+    def evict_excess(self) -> None:
+        """Evicts keys for a moment, as a part of another call, after which a thread may have closed the table."""
         with suppress(ClosedError):
-            self._evict(np.zeros(2, np.int64), seconds)
+            self._evict(np.zeros(2, np.int64), SHORT_SECONDS)
 
     def _evict(self, seen: Keys, seconds: float | None) -> int:
         end = 2**62 if seconds is None else time.monotonic_ns() + int(seconds * 1e9)
@@ -203,14 +213,14 @@ class KeyedCalls:
             with turn(self.lock, self._spec):
                 self.ready(deadline)
 
-    def make(self, work: Adding | Removing | Evicting, do: Callable[[Call], T]) -> T:
-        """Makes a user's call: ``do`` begins it; if that raises, the same again continues with what was done.
+    def make(self, work: Adding | Removing | Evicting, do: Callable[[Call, D], T], until: D) -> T:
+        """Makes a user's call by ``do(call, until)``; if that raises, the same again continues with what was done.
 
         Its last step calls no function: no signal's handler runs between it and the user's return.
         """
         call = Call(work)
         try:
-            result = do(call)
+            result = do(call, until)
         except BaseException:
             call.raised = True  # in one step: everything else is recorded already
             call.work.keep()
@@ -325,8 +335,9 @@ class KeyedCalls:
         for start in range(done(call.rows), call.keys.size, most):
             part = slice(start, start + most)
             keys = call.keys[part]
-            self.make_room(keys.size)
-            self.run(kernels.admit, (keys, call.rows[part], call.call), deadline)
+            if number := int(np.count_nonzero(self.is_here[groups_of(keys)])) if self.is_here.size else keys.size:
+                self.make_room(number)
+            self.run(kernels.admit, (self.is_here, keys, call.rows[part], call.call), deadline)
 
     def make_room(self, keys: int) -> None:
         """Gets memory ready for so many more rows, if the machine has it, which is looked at now and then."""

@@ -199,6 +199,7 @@ class KeyedContents(HeldKeyedTable, Generic[Scalar]):
                 progress.add(content.keys[now].size * row_bytes)
 
     def _remove(self, keys: Any, timeout_seconds: float | None = None) -> npt.NDArray[np.bool_]:
-        array, calls, deadline = as_keys(keys), self._calls, self._deadline(timeout_seconds)
+        array, calls = as_keys(keys), self._calls
         work = Removing.of(array.reshape(-1))
-        return calls.make(work, lambda call: calls.remove(call, deadline).reshape(array.shape))
+        remove = lambda call, deadline: calls.remove(call, deadline).reshape(array.shape)  # noqa: E731
+        return calls.make(work, remove, self._deadline(timeout_seconds))

@@ -57,7 +57,6 @@ class HeldKeyedTable(Table[KeyedSpec]):
         spec = replace(spec, in_rounds=mode.in_rounds)
         if session.hosts:
             spec = spec.part_of(len(session.hosts))
-        self._most_keys = (spec.eviction.most_keys if spec.eviction else None) or 0
         super().__init__(session, spec, updater)
         self._closed = False
         handles = session.handles

@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 from msgspec import Struct, field
 
+from multiverso.layout.keyed import ELSEWHERE
 from multiverso.tables.convert import Array
 from multiverso.tables.keyed.keys import Keys
 from multiverso.tables.operations import equal_bits
@@ -40,7 +41,6 @@ class Adding(Struct, eq=False):
         rows: of the keys.
         complete: all is done, but the caller may not know it.
         here: on several hosts: the part of it that is done to rows that live on this one.
-        entering: of that part: how far it is with entering those of its keys that live here.
     """
 
     updater: int
@@ -50,7 +50,6 @@ class Adding(Struct, eq=False):
     rows: Keys
     complete: bool = False
     here: Adding | None = None
-    entering: Adding | None = None
 
     @classmethod
     def of(cls, updater: int, keys: Keys, delta: Array, after: int) -> Adding:
@@ -68,8 +67,8 @@ class Adding(Struct, eq=False):
 
     def has_begun(self, rows_done: int) -> bool:
         """Returns whether anything was added, or counted for a key that has no row yet."""
-        entered = done(self.rows) or (self.entering is not None and done(self.entering.rows))
-        return bool(rows_done or (self.call[2] > 1 and entered))
+        entered = (self.rows != NOT_YET) & (self.rows != ELSEWHERE)
+        return bool(rows_done or (self.call[2] > 1 and entered.any()))
 
     def keep(self) -> None:
         """Takes copies: the caller may write to its arrays before the rest is done."""
@@ -79,7 +78,7 @@ class Adding(Struct, eq=False):
 
     def forget(self) -> None:
         """Begins again if it is made again: the rows that it has found are pinned no more, and may be other keys'."""
-        self.rows[:], self.entering = NOT_YET, None
+        self.rows[:] = NOT_YET
         if self.here is not None:
             self.here.forget()
 

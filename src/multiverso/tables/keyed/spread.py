@@ -43,38 +43,6 @@ _COPIES_BYTES = 256 << 20  # by default
 _COPY_SECONDS = 1.0
 
 
-class OwnCalls(KeyedCalls):
-    """What this worker does with the rows that live here; an add may name others, which it leaves out.
-
-    Args:
-        session, memory, spec: see `KeyedCalls`.
-        is_here: whether each group of keys lives on this host.
-
-    Attributes:
-        is_here: the same.
-        keeps_use: whether finding a row is not enough: its use is noted, too.
-    """
-
-    def __init__(self, session: Session, memory: KeyedMemory, spec: KeyedSpec, is_here: npt.NDArray[np.bool_]) -> None:
-        super().__init__(session, memory, spec)
-        self.is_here = is_here
-        self.keeps_use = spec.keeps_use
-
-    def _admit(self, call: Adding, deadline: Deadline | None) -> None:
-        if not done(call.rows) < call.keys.size:
-            return
-        here = self.is_here[groups_of(call.keys)]
-        if here.all():
-            super()._admit(call, deadline)
-            return
-        if call.entering is None:
-            call.entering = Adding.of(call.updater, call.keys[here], call.delta[:0], int(call.call[2]))
-        super()._admit(call.entering, deadline)
-        rows = np.full(call.keys.size, ELSEWHERE)
-        rows[here] = call.entering.rows
-        call.rows[:] = rows
-
-
 class Found(NamedTuple):
     """Where the rows of a call's keys are.
 
@@ -106,14 +74,13 @@ class SpreadCalls(KeyedCalls):
     """
 
     def __init__(
-        self, session: Session, memory: KeyedMemory, spec: KeyedSpec, own: OwnCalls, desk: Desk, most: int
+        self, session: Session, memory: KeyedMemory, spec: KeyedSpec, own: KeyedCalls, desk: Desk, most: int
     ) -> None:
         super().__init__(session, memory, spec)
         self.own, self.desk, self._most = own, desk, most
         self.lock, self._mine = own.lock, own._mine  # it is one table's
-        self._spec = own._spec  # in words, it is that table
-        self._here, self._is_here = session.hosts.index(session.control.here), own.is_here
-        self._here_words = own.is_here.astype(np.int64)  # as the kernel takes it
+        self._spec, self._most_keys = own._spec, own._most_keys  # in words, it is that table
+        self._here, self._is_here = session.hosts.index(session.control.here), own.is_here != 0
         self._size = spec.dim * np.dtype(spec.dtype).itemsize
         self._add_copy = compile_update(copy_loops(own._spec.updater).add, spec.dtype)
 
@@ -171,7 +138,7 @@ class SpreadCalls(KeyedCalls):
         found = np.zeros(keys.size, np.bool_)
         found[here] = self.own.contains(keys[here])
         answer = unmarked(keys[there])
-        self._asked(self.desk.flags, layout.CONTAINS, keys[there], answer)
+        self.asked(self.desk.flags, layout.CONTAINS, keys[there], answer)
         found[there] = answer
         return found
 
@@ -189,37 +156,28 @@ class SpreadCalls(KeyedCalls):
         """See `KeyedCalls.overwrite`."""
         here, there = self._parts(keys)
         self.own.overwrite(keys[here], rows[here])
-        self._asked(self.desk.overwrite, keys[there], rows[there])
-
-    def count(self) -> int:
-        """Returns how many keys have a row on other hosts."""
-        return int(self._asked(self.desk.count))
+        self.asked(self.desk.overwrite, keys[there], rows[there])
 
     def set_word(self, place: int, value: int) -> None:
         """See `KeyedCalls.set_word`."""
         self.own.set_word(place, value)
-        self._asked(self.desk.set_word, place, value)
+        self.asked(self.desk.set_word, place, value)
 
     def listed(self) -> Iterator[tuple[int, Keys]]:
         """Yields other hosts and some of the keys there, with a row or as candidates, each once."""
         for host in range(len(self._session.hosts)):
             pattern = -1 if host == self._here else 0
             while pattern >= 0:
-                pattern, keys = self._asked(self.desk.list_keys, host, pattern)
+                pattern, keys = self.asked(self.desk.list_keys, host, pattern)
                 yield host, keys
-
-    def read_whole(self, host: int, keys: Keys) -> tuple[Keys, Bytes]:
-        """Returns those of the keys that have a row on another host, and their rows with the updater's state."""
-        found: tuple[Keys, Bytes] = self._asked(self.desk.read_whole, host, keys)
-        return found
 
     def evict(self, call: Call, seconds: float | None) -> int:
         """See `KeyedCalls.evict`; of this host, as are the next two."""
         return self.own.evict(call, seconds)
 
-    def evict_excess(self, seconds: float) -> None:
+    def evict_excess(self) -> None:
         """See `KeyedCalls.evict_excess`."""
-        self.own.evict_excess(seconds)
+        self.own.evict_excess()
 
     def excess(self) -> int:
         """See `KeyedCalls.excess`."""
@@ -234,7 +192,8 @@ class SpreadCalls(KeyedCalls):
         super().close(reason)
         self.own.close(reason)
 
-    def _asked(self, ask: Any, *arguments: Any) -> Any:
+    def asked(self, ask: Any, *arguments: Any) -> Any:
+        """Returns what the desk answers."""
         with turn(self.lock, self._spec):
             deadline = self._session.start_deadline()
             self.ready(deadline)
@@ -252,7 +211,7 @@ class SpreadCalls(KeyedCalls):
 
     def _finish_add(self, call: Adding, deadline: Deadline | None) -> None:
         assert call.here is not None
-        if call.keys.size and call.rows[0] == NOT_YET and not self.own.keeps_use:
+        if call.keys.size and call.rows[0] == NOT_YET and not self.own._spec.keeps_use:
             self._find_all(call, call.here, deadline)
         self._admit(call, deadline)
         self.own.finish(call.here, deadline)
@@ -276,7 +235,7 @@ class SpreadCalls(KeyedCalls):
         n = keys.size
         rows = np.empty(2 * n + 3, np.int64)
         rows[2 * n :] = 0
-        self.own.run(kernels.find_either, (self._here_words, keys, rows), deadline, self.address)
+        self.own.run(kernels.find_either, (self.own.is_here, keys, rows), deadline, self.address)
         away, no_copy, no_row = rows[2 * n :].tolist()
         return Found(rows[:n], rows[n : 2 * n], away, no_copy, no_row)
 
@@ -323,7 +282,7 @@ class SpreadPasses:
     def counts(self) -> tuple[int, int, int]:
         """See `KeyedPasses.counts`; candidates and dead entries are this host's."""
         keys, candidates, dead = self.own.counts()
-        return keys + self._calls.count(), candidates, dead
+        return keys + self._calls.asked(self._calls.desk.count), candidates, dead
 
     def entries(self, batch: int) -> Iterator[tuple[Keys, Keys, Keys]]:
         """See `KeyedPasses.entries`."""
@@ -335,7 +294,7 @@ class SpreadPasses:
         """See `KeyedPasses.rows_since`; generations are counted by each host for itself: only 0 means something."""
         yield from self.own.rows_since(generation, size)
         for host, keys in self._calls.listed():
-            there, rows = self._calls.read_whole(host, keys)
+            there, rows = self._calls.asked(self._calls.desk.read_whole, host, keys)
             yield there, np.zeros_like(there), np.ascontiguousarray(rows[:, :size])
 
     def note_use(self, keys: Keys, uses: Keys) -> None:
@@ -395,7 +354,7 @@ def open_spread(
     )
     session.node.ask(there, f"this host's node to open the {spec}")
     desk = Desk(session, desks, bell, str(spec), whole, homes_of(range(len(session.hosts))))
-    is_here = desk.homes == session.hosts.index(session.control.here)
-    own = OwnCalls(session, memory, spec, is_here)
+    is_here = (desk.homes == session.hosts.index(session.control.here)).astype(np.int64)
+    own = KeyedCalls(session, memory, spec, is_here)
     calls = SpreadCalls(session, copy_memory, copy_spec, own, desk, most)
     return memory, calls, SpreadPasses(KeyedPasses(session, memory, own), calls)

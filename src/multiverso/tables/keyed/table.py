@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any, TypedDict, Unpack, overload
 
 import numpy as np
@@ -10,22 +9,21 @@ import numpy.typing as npt
 
 from multiverso.compiling.on_demand import compile_update
 from multiverso.deadline import checked_seconds
-from multiverso.errors import NotInThisJobError, ShapeMismatchError
+from multiverso.errors import NotInThisJobError
 from multiverso.runtime.session.current import current
 from multiverso.runtime.session.session import Session
 from multiverso.spec.table import check_name, checked_count, checked_dtype
-from multiverso.tables.convert import Array, Out, as_data, as_numpy
+from multiverso.tables.convert import Array, Out, as_shaped
+from multiverso.tables.keyed.calls import SHORT_SECONDS
 from multiverso.tables.keyed.contents import KeyedContents
 from multiverso.tables.keyed.keys import Keys, as_keys, summed
-from multiverso.tables.keyed.progress import Adding, Call, Evicting
+from multiverso.tables.keyed.progress import Adding, Evicting
 from multiverso.tables.keyed.spec import Eviction, KeyedSpec
 from multiverso.tables.keyed.spread import SpreadCalls
 from multiverso.tables.operations import ADD_ROWS, GET_ROWS
 from multiverso.tables.output import fresh, into
 from multiverso.tables.typed import Float16, Float32, Float64, Int32, Int64, Scalar
 from multiverso.updaters import Updater, UpdaterName, resolve
-
-_SHORT_SECONDS = 0.001  # what an add spends on keys beyond the most that there may be
 
 
 class KeyedOptions(TypedDict, total=False):
@@ -213,13 +211,7 @@ class KeyedTable(KeyedContents[Scalar]):
                 the same call does the rest, and any other call on the table does so first.
         """
         array = as_keys(keys)
-        values = as_numpy(delta, "delta")
-        shape = (*array.shape, self.dim)
-        if values.ndim == 0:
-            values = np.full(shape, values)
-        if values.shape != shape and values.shape != (math.prod(shape),):
-            raise ShapeMismatchError(f"delta has shape {values.shape}; expected {shape}, or {math.prod(shape)} flat")
-        data = as_data(values, self._dtype, "delta")
+        data = as_shaped(delta, (*array.shape, self.dim), self._dtype, "delta", "keyed")
         flat = array.reshape(-1)
         operations = self._operations
         if self._sums_first and (operations is None or self._clip is not None):
@@ -229,14 +221,8 @@ class KeyedTable(KeyedContents[Scalar]):
         if operations is not None:
             operations.run(ADD_ROWS, operations.how.add_rows, (flat, data), deadline)
             return
-        calls = self._calls  # another thread may close the table once this add is done
-
-        def add_to(call: Call) -> None:
-            calls.add(call, deadline)
-            if self._most_keys and calls.excess() > self._most_keys // 16:
-                calls.evict_excess(_SHORT_SECONDS)
-
-        calls.make(Adding.of(self._update, flat, data, self._spec.admission), add_to)
+        calls = self._calls
+        calls.make(Adding.of(self._update, flat, data, self._spec.admission), calls.add, deadline)
 
     def _unread(self) -> tuple[Array, ...] | None:
         """As for a `TableHandler`: the deltas and their keys."""
@@ -290,7 +276,7 @@ class KeyedTable(KeyedContents[Scalar]):
             raise NotInThisJobError(f"{self!r} is in a synchronous job, where keys are not removed: their rows stay")
         return self._remove(keys, timeout_seconds)
 
-    def tick(self, *, seconds: float = _SHORT_SECONDS) -> int:
+    def tick(self, *, seconds: float = SHORT_SECONDS) -> int:
         """Advances the table's time by one, and evicts keys for a moment. Call it in one worker: each epoch, say.
 
         On several hosts each has its time and its keys: call it, and `evict`, in one worker of each host.
@@ -303,7 +289,7 @@ class KeyedTable(KeyedContents[Scalar]):
         """
         self._session.check()
         calls, most = self._calls, checked_seconds(seconds)
-        return calls.make(Evicting(self.ticks + 1), lambda call: calls.evict(call, most))
+        return calls.make(Evicting(self.ticks + 1), calls.evict, most)
 
     def evict(self, *, seconds: float | None = None) -> int:
         """Removes the keys that the table's ``eviction`` names, one segment of a few hundred keys after another.
@@ -323,7 +309,7 @@ class KeyedTable(KeyedContents[Scalar]):
         if self._spec.eviction is None:
             raise ValueError(f"{self!r} has no eviction; make it with eviction=Eviction(...), or remove(keys)")
         calls, most = self._calls, None if seconds is None else checked_seconds(seconds)
-        return calls.make(Evicting(None), lambda call: calls.evict(call, most))
+        return calls.make(Evicting(None), calls.evict, most)
 
     # -- looking at it ---------------------------------------------------------------------------------------
 
