@@ -189,15 +189,13 @@ class TableHandler(HeldTable[Scalar]):
                 return earlier.pending
             self._unheard.pop(earlier, None)  # its user has continued without repeating it
 
+        operations = self._operations
+        do = operation or (lambda: operations.run(kind, getattr(operations.how, kind.name), arguments))
+
         def run() -> Any:
             self._session.check()
-            return (
-                operations.run(kind, getattr(operations.how, kind.name), arguments)
-                if operation is None
-                else operation()
-            )
+            return do()
 
-        operations = self._operations
         call = Posted(kind, arguments, Pending(run, f"{kind.name} of {self!r}", self._session.threads.blocked))
         self._unheard[call] = None
         try:

@@ -39,23 +39,6 @@ from multiverso.tables.typed import Scalar
 from multiverso.updaters import Updater
 
 
-def is_first(session: Session, number: int, claimed: int | None) -> bool:
-    """Returns whether this worker is the one, of all that load the same table between two barriers, that writes.
-
-    Differences of all hosts add up, so only one may make them.
-
-    Args:
-        session: of a job on several hosts.
-        number: of the table.
-        claimed: the barrier at which this worker was it last.
-    """
-    if claimed == session.barriers:
-        return True
-    what = f"load of table {number} at barrier {session.barriers}"
-    question = {"about": "count", "name": what, "amount": 1}
-    return session.node.ask_hosts(question, session.start_deadline(), f"the {what}").get("before") == 0
-
-
 def check_all(session: Session, what: str, arrays: Iterable[Array]) -> None:
     """Waits until all workers load the same: each host has states of its own to be overwritten.
 
@@ -251,11 +234,16 @@ class HeldTable(Table[TableSpec], Generic[Scalar]):
         return arrays if self._spec.step_count is None else [*arrays, np.array([self._shard.steps])]
 
     def _writes(self) -> bool:
-        """Whether this worker overwrites the values: of several hosts one does, as differences add up."""
+        """Whether this worker overwrites the values, of all that load the table between two barriers.
+
+        Of several hosts one does, as differences add up.
+        """
         session = self._session
-        if not session.hosts or self._how.in_rounds:
+        if not session.hosts or self._how.in_rounds or self._loaded_at == session.barriers:
             return True
-        if not is_first(session, self._number, self._loaded_at):
+        what = f"load of table {self._number} at barrier {session.barriers}"
+        question = {"about": "count", "name": what, "amount": 1}
+        if session.node.ask_hosts(question, session.start_deadline(), f"the {what}").get("before") != 0:
             return False
         self._loaded_at = session.barriers
         return True
