@@ -12,11 +12,9 @@ from numpy.typing import NDArray
 from multiverso.errors import SnapshotError
 from multiverso.params.rows import RowExchange
 from multiverso.params.values import shared_dtype
-from multiverso.rules import Rule, RuleName, share
+from multiverso.rules import Rule, share
 from multiverso.rules.averaging import share_of_difference, take_centre
 from multiverso.rules.shared import Shared
-from multiverso.runtime import Session
-from multiverso.spec.table import Initial
 from multiverso.tables import TableHandler
 
 Array = NDArray[Any]
@@ -111,23 +109,12 @@ class Averaged(Flat):
 _AVERAGE = Rule("average of statistics", share_of_difference, take_centre, hyper=(1.0,), convex=True)
 
 
-def share_flat(
-    flat: Array,
-    averaged: bool,
-    name: str | None,
-    initial: Initial,
-    rule: Rule | RuleName | None,
-    session: Session,
-    holds: str,
-) -> Flat:
+def _share_flat(flat: Array, averaged: bool, rule: Rule, name: str | None, **more: Any) -> Flat:
     """Shares one flat array: by ``rule``, or (``averaged``) as statistics."""
     if name is not None:
         name = f"{name}/{'statistics' if averaged else 'parameters'}/{flat.dtype}"
-    rule = _AVERAGE if averaged else rule
-    shared = share(flat, rule, name=name, initial=initial, session=session, holds=holds)
-    if not averaged:
-        return Flat(shared, flat)
-    return Averaged(shared, flat, flat.copy())
+    shared = share(flat, _AVERAGE if averaged else rule, name=name, **more)
+    return Averaged(shared, flat, flat.copy()) if averaged else Flat(shared, flat)
 
 
 @dataclass(frozen=True)
@@ -159,8 +146,11 @@ def pack(
     given: Sequence[tuple[Array, bool]],
     in_rows: range,
     allocate: Callable[[int, np.dtype[Any]], Array],
-    share_flat: Callable[[Array, bool], Flat],
-    share_rows: Callable[[int, Array], RowExchange],
+    rule: Rule,
+    whole_every: int,
+    name: str | None,
+    holds: str,
+    **more: Any,
 ) -> Packed:
     """Copies arrays into flat buffers and makes their tables: first by dtype and kind, then the matrices.
 
@@ -168,8 +158,9 @@ def pack(
         given: each array, and whether it is averaged.
         in_rows: the numbers of the matrices that are exchanged by rows.
         allocate: makes a buffer, given its size and dtype.
-        share_flat: makes a buffer's table; called with whether it is averaged. The same order in every worker.
-        share_rows: makes a matrix's, given its number and the matrix.
+        rule, whole_every, name: as for `SharedParams`. The same order in every worker.
+        holds: what lies in the buffers, in words.
+        more: the session, and whose values count.
     """
     groups: dict[tuple[bool, np.dtype[Any]], list[int]] = {}
     for index, (array, averaged) in enumerate(given):
@@ -185,12 +176,13 @@ def pack(
             packed.views[index][...] = array
             start += array.size
         if flat.size:
-            packed.flats.append(share_flat(flat, averaged))
+            packed.flats.append(_share_flat(flat, averaged, rule, name, holds=holds, **more))
             packed.members.append(members)
-    for index in in_rows:
+    for number, index in enumerate(in_rows):
         array = given[index][0]
-        packed.views[index] = allocate(array.size, array.dtype).reshape(array.shape)
-        packed.views[index][...] = array
-        packed.flats.append(share_rows(index, packed.views[index]))
+        packed.views[index] = view = allocate(array.size, array.dtype).reshape(array.shape)
+        view[...] = array
+        called = None if name is None else f"{name}/matrix/{number}"
+        packed.flats.append(RowExchange(view, rule, whole_every=whole_every, name=called, **more))
         packed.members.append([index])
     return packed

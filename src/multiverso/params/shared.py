@@ -23,7 +23,7 @@ from multiverso.checkpoints import Parts
 from multiverso.checks import whole
 from multiverso.deadline import Due
 from multiverso.errors import InterruptedRoundError
-from multiverso.params.flats import Averaged, Flat, pack, share_flat
+from multiverso.params.flats import Averaged, Flat, pack
 from multiverso.params.rows import RowExchange, goes_by_rows
 from multiverso.params.values import Files, Model, Values, check_own, placed
 from multiverso.rules import Rule, RuleName, rule_of
@@ -174,20 +174,8 @@ class SharedParams:
         self._begun = False  # whether a call of `as_one_call` has taken the model's values and not returned
         self._taken: list[Any] | None = None  # by a `sync` that raised
         self.ending = 0  # how far `finish` is
-        self._packed = pack(
-            given,
-            in_rows,
-            allocate,
-            lambda flat, averaged: share_flat(flat, averaged, name, initial, rule, session, _words_of(names)),
-            lambda index, matrix: RowExchange(
-                matrix,
-                rule,
-                whole_every=whole_every,
-                name=None if name is None else f"{name}/matrix/{index - dense}",
-                initial=initial,
-                session=session,
-            ),
-        )
+        tables: dict[str, Any] = {"name": name, "holds": _words_of(names), "initial": initial, "session": session}
+        self._packed = pack(given, in_rows, allocate, rule, whole_every, **tables)
         self._flats, views = self._packed.flats, self._packed.views
         self._values = Values(views, [array.dtype for array, _ in given])
         self.arrays = views[: len(arrays)]
