@@ -2,12 +2,13 @@
 
 import json
 import signal
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from launch_support import Running, command, multiverso, script
 
-from multiverso.launch.restarting import Starts
+from multiverso.launch.restarting import Ended, Starts
 from multiverso.launch.results import JobResult
 from multiverso.launch.signals import Signals
 
@@ -77,15 +78,22 @@ def sent(signals: Signals, number: int) -> None:
     ],
 )
 def test_what_is_started_again(reason: str, code: int, again: bool) -> None:
-    starts = Starts(2, None, Signals())
-    assert [starts.again(result(reason, code), code) for _ in range(3)] == [again, again, False]
+    def number_of(starts: Starts, between: Callable[[], None] = lambda: None) -> int:
+        """Returns how many there are where each ends like this."""
+        ends: list[Ended] = []
+
+        def start() -> Ended:
+            ends.append(Ended(result(reason, code), code, lambda: None))
+            return ends[-1]
+
+        assert starts.run(start, between) is ends[-1]
+        return len(ends)
+
+    assert number_of(Starts(2, None, Signals())) == (3 if again else 1)
     asked = Starts(2, None, Signals())
-    sent(asked.signals, signal.SIGTERM)  # between two starts
-    assert not asked.again(result(reason, code), code)
-    asked._pause = 1e9
-    asked.pause()  # a signal ends it
-    over = Starts(2, 1e-9, Signals())
-    assert not over.again(result(reason, code), code)
+    assert number_of(asked, lambda: sent(asked.signals, signal.SIGTERM)) == (2 if again else 1)
+    assert number_of(asked) == 1
+    assert number_of(Starts(2, 1e-9, Signals())) == 1
 
 
 def test_a_signal_between_two_starts_reaches_the_next_one() -> None:

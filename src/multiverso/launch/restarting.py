@@ -1,5 +1,6 @@
 """What fails is started again: a whole job, or one worker of a job that continues; how often, and after what pause."""
 
+import math
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -11,6 +12,7 @@ from multiverso.runtime.discovery.restarts import RESTARTS_VARIABLE, RESUME_VARI
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.5, 30.0
 _LONG_SECONDS = 10.0
 _LOOK_SECONDS = 0.05
+_NO_TIME = 1e-3
 
 
 @dataclass
@@ -70,37 +72,27 @@ class Starts:
         """How long this start may take."""
         if self.timeout_seconds is None:
             return None
-        return max(self.timeout_seconds - (time.monotonic() - self._began), 1e-3)
+        return max(self.timeout_seconds - (time.monotonic() - self._began), _NO_TIME)
 
     def run(self, start: Callable[[], Ended], restarting: Callable[[], None]) -> Ended:
-        """Starts a job, again and again as long as it fails and may be; returns the last end, which is not told yet."""
+        """Starts a job, again and again as long as it fails and may be; returns the last end, which is not told yet.
+
+        A signal, a timeout and a reader that has gone are not failures of the job. Where the last starts have failed at
+        once there is a pause, which a signal or the timeout ends.
+        """
         while True:
             ended = start()
-            if not self.again(ended.result, ended.code):
+            failed = ended.code != 0 and ended.result.reason in ("failed", "finished") and not self.signals.number
+            left = math.inf if self.seconds_left is None else self.seconds_left
+            if not failed or self.restarts >= self.most or left <= _NO_TIME:
                 return ended
+            self.restarts += 1
+            self._pause = self._pauses.after(ended.result.seconds)
             ended.tell()
             restarting()
-            self.pause()
-
-    def again(self, result: JobResult, code: int) -> bool:
-        """Returns whether to start once more after this result, and counts it; `pause` before that.
-
-        A signal, a timeout and a reader that has gone are not failures of the job.
-        """
-        failed = code != 0 and result.reason in ("failed", "finished") and not self.signals.number
-        left = self.seconds_left
-        if not failed or self.restarts >= self.most or (left is not None and left <= 1e-3):
-            return False
-        self.restarts += 1
-        self._pause = self._pauses.after(result.seconds)
-        return True
-
-    def pause(self) -> None:
-        """Waits before the next start, where the last ones have failed at once; a signal or the timeout ends it."""
-        left = self.seconds_left
-        end = time.monotonic() + (self._pause if left is None else min(self._pause, left))
-        while not self.signals.number and (rest := end - time.monotonic()) > 0:
-            time.sleep(min(rest, _LOOK_SECONDS))
+            end = time.monotonic() + min(self._pause, left)
+            while not self.signals.number and (rest := end - time.monotonic()) > 0:
+                time.sleep(min(rest, _LOOK_SECONDS))
 
     def words(self) -> str:
         """Returns the line that reports a restart."""
