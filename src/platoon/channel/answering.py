@@ -16,7 +16,7 @@ from multiverso.wire.messages import Message
 from multiverso.wire.trust import SECRET_VARIABLE
 from platoon.channel.wire import RESERVED, dumps, loads, socket_name
 from platoon.reporting import Reporter
-from platoon.util import PlatoonError, readable
+from platoon.util import PlatoonError
 
 _FREE_PORTS = range(49152, 65536)
 _TRIES = 1000
@@ -114,11 +114,6 @@ class Answering:
     def __init__(self, port: int, reporter: Reporter, answer: Callable[[Query], Any]) -> None:
         self.door, self.port = open_port("control", port, reporter.refuse)
         self._reporter, self._answer = reporter, answer
-
-    @property
-    def have_come(self) -> bool:
-        """Whether there is something to read; never blocks."""
-        return bool(readable([self.door], 0))
 
     def answer(self, all_of_them: bool) -> bool:
         """Answers those that have come: one of each worker, or all of them when a worker's end is to be noted.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import functools
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -19,25 +18,24 @@ from platoon.util import OPERATIONS, PlatoonError
 
 def all_reduce(session: Session, size: int, src: Any, op: str, dest: Any) -> Any:
     """See `Worker.all_reduce`; ``size``: of how many workers."""
-    try:
-        reduce = functools.partial(_reduced, session, size, OPERATIONS[op])
-    except KeyError:
-        raise PlatoonError(f"op is one of {', '.join(OPERATIONS)}; got {op!r}") from None
+    operation = OPERATIONS.get(op)
+    if operation is None:
+        raise PlatoonError(f"op is one of {', '.join(OPERATIONS)}; got {op!r}")
+
+    def reduce(array: Array, out: Array | None = None) -> Array:
+        return reducer.all_reduce(session, array, operation, out, size=size)
+
     if sys.modules.get("torch") is not None:  # it is None where the program keeps it from being imported
         import torch
 
         if isinstance(src, torch.Tensor):
-            return _reduce_tensor(reduce, OPERATIONS[op], src, dest)
+            return _reduce_tensor(reduce, operation, src, dest)
     into = copy.deepcopy(src) if dest is None and _is_variable(src) else dest
     if _is_variable(into):
         into.set_value(reduce(_array(src), _array(into)), borrow=True)
         return into if dest is None else None
     result = reduce(_array(src), dest)
     return result if dest is None else None
-
-
-def _reduced(session: Session, size: int, operation: str, array: Array, out: Array | None = None) -> Array:
-    return reducer.all_reduce(session, array, operation, out, size=size)
 
 
 def _reduce_tensor(reduce: Callable[..., Array], operation: str, src: Any, dest: Any) -> Any:

@@ -89,15 +89,16 @@ class Controller:
         self._job_uid = uuid.uuid4().hex
         self._devices: list[str] = []
         self.__experiment = ""
-        self.__launched = _from_launcher()
+        launched = os.environ.pop("PLATOON_LAUNCHED", None)
+        # what the launcher said on the command line, for a program that did not read it; once
+        self.__launched: dict[str, Any] = json.loads(launched) if launched else {}
         try:
             if devices is not None or experiment_name:
                 self._devices = self.get_workers_devices(devices)
-            launched = self.__launched or {}
-            if launched.pop("multi", False) or multi:
+            if self.__launched.pop("multi", False) or multi:
                 from platoon.channel.hosts import Hosts
 
-                self.__hosts = hosts = Hosts(len(self._devices or launched.get("devices", ())))
+                self.__hosts = hosts = Hosts(len(self._devices or self.__launched.get("devices", ())))
                 self.__opened.callback(lambda: hosts.close(self.__failed))
             if data_port is not None:
                 self.init_data(data_port, data_hwm)
@@ -154,7 +155,7 @@ class Controller:
             0, or 1 if a worker failed (before `close` was called), or a request raised an error, or SIGTERM or
             Ctrl-C came.
         """
-        if self.__launched is not None and not self.__experiment:
+        if self.__launched and not self.__experiment:
             # It was made without its arguments, as in a program from the time when the launcher started workers.
             self._devices = self.get_workers_devices(self.__launched.pop("devices"))
             self.__start_workers(**self.__launched)
@@ -319,7 +320,7 @@ class Controller:
     def __serve(self) -> bool:
         requests = self.__requests
         assert requests is not None
-        while not self.__members.all_gone or requests.have_come:
+        while not self.__members.all_gone or readable([requests.door], 0):
             ready = readable(self.__watched(), _IDLE_SECONDS)
             self.__wake.clear()
             if self.__stopped is not None:
@@ -417,12 +418,6 @@ class Controller:
     def _close(self) -> None:
         """The same as `close`, by its older name."""
         self.close()
-
-
-def _from_launcher() -> dict[str, Any] | None:
-    """Returns what the launcher said on the command line, for a program that did not read it; once."""
-    launched = os.environ.pop("PLATOON_LAUNCHED", None)
-    return None if launched is None else dict(json.loads(launched))
 
 
 def spawn_controller(arguments: Sequence[str] | None = None) -> int:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -83,7 +83,9 @@ class Hosts:
         if comm.rank == 0:
             listening = socket.create_server((bind, 0))
             encrypted = not (one_machine or os.environ.get(INSECURE_VARIABLE))
-            address = _LOOPBACK if one_machine else _address_of_first(addresses)
+            address = os.environ.get(ADDRESS_VARIABLE) or reachable(addresses[0], addresses[1:])
+            # its name often stands for 127.0.1.1 in its own /etc/hosts
+            address = _LOOPBACK if one_machine else address or socket.gethostbyname(socket.gethostname())
             first = (address, listening.getsockname()[1], new_credentials(encrypted).to_text())
         address, port, credentials = comm.bcast(first)
         mine = _LOOPBACK if one_machine else own_address(comm.rank == 0, address)
@@ -128,9 +130,3 @@ class Hosts:
         """If this controller failed, ends all of them: the others would wait for it."""
         if self._mpi is not None and failed:
             self._mpi.Abort(1)
-
-
-def _address_of_first(addresses: Sequence[list[str]]) -> str:
-    """Returns where the first host, this one, is reached; its name often stands for 127.0.1.1 in its own /etc/hosts."""
-    chosen = os.environ.get(ADDRESS_VARIABLE) or reachable(addresses[0], addresses[1:])
-    return chosen or socket.gethostbyname(socket.gethostname())

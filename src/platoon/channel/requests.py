@@ -74,14 +74,6 @@ class Requests:
         """The connection's socket."""
         return self._link.connection
 
-    def say_hello(self, rank: int | None) -> dict[str, Any]:
-        """Enters the job; returns what the controller says about it and this worker's place in it.
-
-        Args:
-            rank: the rank that this worker was started with, or None.
-        """
-        return dict(self.ask("platoon-hello", {"local_rank": rank}))
-
     def ask(self, req: object, info: object, timeout_seconds: float | None = None) -> Any:
         """Sends a request and returns its answer.
 

@@ -78,7 +78,8 @@ class Worker(metaclass=_OnePerProcess):
         port, rank = _place(control_port)
         self._requests = Requests(port, self._seconds)
         try:
-            self._info = self._requests.say_hello(rank)
+            # what the controller says about the job, and this worker's place in it
+            self._info: dict[str, Any] = self._requests.ask("platoon-hello", {"local_rank": rank})
             if data_port:
                 self.init_mb_sock(data_port, data_hwm)
                 # the launcher's, not the program's
