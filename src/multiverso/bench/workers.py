@@ -158,16 +158,12 @@ def together(sizes: list[int], elements_a_size: int) -> list[dict[str, Any]]:
 
 
 def rounds(sizes: list[int], elements_a_size: int) -> list[dict[str, Any]]:
-    """Several workers in synchronous mode: microseconds a round, by exchange and by add and get.
-
-    The last does what an exchange does, by add and get and with NumPy around them.
-    """
+    """Several workers in synchronous mode: microseconds a round, by exchange and by add and get."""
 
     def calls(table: Any, delta: Any, out: Any, local: Any, last: Any) -> dict[str, Callable[[], object]]:
         return {
             "round (exchange)": partial(table.exchange, local, last),
             "round (add, get)": partial(_add_and_get, table, delta, out),
-            "round (an exchange by add, get)": partial(_exchange_by_hand, table, local, last, delta),
         }
 
     mv.init(sync=True)
@@ -200,10 +196,3 @@ def _add_and_get(table: Any, delta: Any, out: Any) -> None:
 def _add_and_get_privately(private: Any, delta: Any, out: Any) -> None:
     np.add(private, delta, out=private)
     np.copyto(out, private)
-
-
-def _exchange_by_hand(table: Any, local: Any, last: Any, delta: Any) -> None:
-    np.subtract(local, last, out=delta)
-    table.add(delta)
-    table.get(out=local)
-    np.copyto(last, local)
