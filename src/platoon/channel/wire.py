@@ -131,11 +131,12 @@ def pack_arrays(arrays: Sequence[object] | Array, spare: list[FileIO]) -> Miniba
     batch = Minibatch(header, file)
     try:
         begin = 0
-        with open(file.fileno(), "wb", closefd=False) as memory:
-            for part in parts:
-                memory.seek(begin)
-                memory.write(_bytes_of(part))
-                begin += _room_of(part.nbytes)
+        for part in parts:
+            file.seek(begin)
+            view = _bytes_of(part)
+            while view:  # one call takes 2 GiB at most
+                view = view[file.write(view) :]
+            begin += _room_of(part.nbytes)
         file.truncate(begin)
     except BaseException as error:
         batch.close()
