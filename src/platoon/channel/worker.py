@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import argparse
 import atexit
+import functools
 import os
 import socket
 import threading
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from multiverso.errors import LockStateError
@@ -276,14 +278,19 @@ class Worker(metaclass=_OnePerProcess):
             WorkerLostError: a worker died.
             WaitTimeoutError: a worker did not call it in time.
         """
-        session, size = self._attach(), self._info["global_size"]
+        self._check()
+        return self._reduction(src, op, dest)
+
+    @functools.cached_property
+    def _reduction(self) -> Callable[..., Any]:
+        size = self._info["global_size"]
         if size is None:
             raise PlatoonError(
                 "all_reduce needs a fixed number of workers: give the controller its devices (-D cpu cpu)"
             )
         from platoon.channel.collective import all_reduce
 
-        return all_reduce(session, size, src, op, dest)
+        return functools.partial(all_reduce, self._attach(), size)
 
     def shared(self, array: Any) -> Array:
         """Returns an array in shared memory, the same one in every worker of this host, of the given one's size.
@@ -342,6 +349,7 @@ class Worker(metaclass=_OnePerProcess):
             # The memory goes with the last reference to it, which may be an array that the user still has.
             self._session = self._lock = self._shared = None
             self.shared_arrays = {}
+            vars(self).pop("_reduction", None)
             if self._batches is not None:
                 self._batches.close()
             self._requests.close()
