@@ -84,14 +84,9 @@ def train(settings: Settings) -> Result:
     once(settings.run, listed.exists, lambda: reading.write_pieces(listed, settings.source))
     parts = reading.read_pieces(listed)
     work = Work(
-        settings.run,
-        {"weights": table},
-        len(parts),
-        settings.epochs,
-        save_seconds=settings.save_seconds,
-        what="ftrl",
-        unit="samples",
+        settings.run, len(parts), settings.epochs, save_seconds=settings.save_seconds, what="ftrl", unit="samples"
     )
+    work.resume()
     curve = []
     for piece in work:
         samples = reading.parse_samples(parts[piece].lines())
@@ -162,23 +157,13 @@ def draw(path: Path, curve: Array) -> None:
 @click.option("--epochs", type=int, default=1, help="How often the samples are read.")
 @click.option("--save-seconds", type=float, default=60.0, help="Save when the last save is so old.")
 @click.option("--picture", is_flag=True, help="Draw the loss: loss.png (matplotlib).")
-def main(
-    source: Path,
-    test_file: Path | None,
-    run: Path,
-    alpha: float,
-    beta: float,
-    l1: float,
-    l2: float,
-    batch: int,
-    epochs: int,
-    save_seconds: float,
-    picture: bool,
-) -> None:
+def main(test_file: Path | None, picture: bool, **options: Any) -> None:
     """Sparse logistic regression by FTRL-Proximal on SOURCE: a LIBSVM file, or a folder of them."""
+    settings = Settings(**options)
+    run = settings.run
     mv.init()
     began = time.perf_counter()
-    result = train(Settings(source, run, alpha, beta, l1, l2, batch, epochs, save_seconds))
+    result = train(settings)
     seconds = time.perf_counter() - began
     if mv.is_master_worker():
         kept = save_text(run / "weights.txt", result.table)

@@ -45,22 +45,30 @@ class Piece:
             return content if content.endswith(b"\n") else content + file.readline()
 
 
+def _text_files(source: Path) -> list[Path]:
+    """Returns a file, or those of a folder, but none that is no text (a zero byte at its beginning) or empty."""
+    files = sorted(path for path in source.rglob("*") if path.is_file()) if source.is_dir() else [source]
+    found = []
+    for path in files:
+        with open(path, "rb") as file:
+            head = file.read(1024)
+            if head and b"\0" not in head:
+                found.append(path)
+    if not found:
+        raise FileNotFoundError(f"{source} holds no text")
+    return found
+
+
 def write_pieces(to: Path, source: Path, size: int = _PIECE_BYTES) -> None:
     """Writes a list of the pieces of a file, or of all text files of a folder.
 
     Raises:
         FileNotFoundError: there is no such file, or no text in it.
     """
-    files = sorted(path for path in source.rglob("*") if path.is_file()) if source.is_dir() else [source]
     lines = []
-    for path in files:
-        with open(path, "rb") as file:
-            if b"\0" in file.read(1024):
-                continue  # no text
+    for path in _text_files(source):
         end = path.stat().st_size
         lines += [f"{at} {min(at + size, end)} {path.absolute()}" for at in range(0, end, size)]
-    if not lines:
-        raise FileNotFoundError(f"{source} holds no text")
     write_whole(to, "\n".join(lines).encode())
 
 
@@ -81,7 +89,7 @@ _DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 def texts_of(source: str | Path) -> Iterator[str]:
     """Yields the text of each file of a folder, or of one file, in the order of their names.
 
-    ``"python"`` is `python_texts`. Files that are not text (a zero byte at their beginning) are left out.
+    ``"python"`` is `python_texts`. Files that are not text are left out.
 
     Raises:
         FileNotFoundError: there is no such file or folder, or no text in it.
@@ -89,16 +97,8 @@ def texts_of(source: str | Path) -> Iterator[str]:
     if str(source) == "python":
         yield from python_texts()
         return
-    root = Path(source)
-    files = sorted(path for path in root.rglob("*") if path.is_file()) if root.is_dir() else [root]
-    found = False
-    for path in files:
-        content = path.read_bytes()
-        if b"\0" not in content[:1024]:
-            found = True
-            yield content.decode("utf-8", errors="ignore")
-    if not found:
-        raise FileNotFoundError(f"{root} holds no text file")
+    for path in _text_files(Path(source)):
+        yield path.read_bytes().decode("utf-8", errors="ignore")
 
 
 def python_texts() -> Iterator[str]:

@@ -12,10 +12,9 @@ import numpy as np
 from multiverso.compiling.on_demand import require_numba
 
 require_numba("multiverso.apps.skipgram: the loop of word2vec")
-from llvmlite import ir  # noqa: E402
-from numba import njit, types  # noqa: E402
-from numba.core import cgutils  # noqa: E402
-from numba.extending import intrinsic  # noqa: E402
+from numba import njit  # noqa: E402
+
+from multiverso.compiling.native import prefetch_to_write  # noqa: E402
 
 END = -1  # of a sentence, among the words
 _LIMIT = 6.0  # beyond it the sigmoid is 0 or 1, and the pair teaches nothing
@@ -26,26 +25,12 @@ _SIGMOID = (1 / (1 + np.exp(-_X))).astype(np.float32)
 _OPTIONS = {"nogil": True, "cache": True, "error_model": "numpy", "fastmath": {"reassoc", "contract", "nsz"}}
 
 
-@intrinsic
-def _send_for(typingctx, array, row):
+@njit(**_OPTIONS)
+def _send_for(rows, row):
     """Sends for the cache lines of a row that is going to be needed: most of the time goes into waiting for rows."""
-    if not isinstance(array, types.Array):
-        return None
-
-    def codegen(context, builder, signature, args):
-        arrays = cgutils.create_struct_proxy(signature.args[0])(context, builder, args[0])
-        step, size = (cgutils.unpack_tuple(builder, part)[k] for part, k in ((arrays.strides, 0), (arrays.shape, 1)))
-        row = builder.sext(args[1], step.type) if args[1].type.width < step.type.width else args[1]
-        start = builder.add(builder.ptrtoint(arrays.data, step.type), builder.mul(row, step))
-        end = builder.add(start, builder.mul(size, step.type(4)))
-        byte, word = ir.IntType(8).as_pointer(), ir.IntType(32)
-        kind = ir.FunctionType(ir.VoidType(), [byte, word, word, word])
-        prefetch = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
-        with cgutils.for_range_slice(builder, start, end, step.type(64)) as (address, _):
-            builder.call(prefetch, [builder.inttoptr(address, byte), word(1), word(3), word(1)])
-        return context.get_dummy_value()
-
-    return types.void(array, row), codegen
+    start = rows.ctypes.data + row * rows.strides[0]
+    for line in range(0, 4 * rows.shape[1], 64):
+        prefetch_to_write(start + line)
 
 
 @njit(**_OPTIONS)

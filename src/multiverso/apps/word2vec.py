@@ -78,6 +78,11 @@ def noise_of(counts: Array, size: int) -> Array:
     return np.repeat(np.arange(counts.size, dtype=np.int32), np.diff(places, prepend=0))
 
 
+def work_of(settings: Settings, pieces: int, what: str) -> Work:
+    """Returns the work on so many pieces."""
+    return Work(settings.run, pieces, settings.epochs, save_seconds=settings.save_seconds, what=what, unit="words")
+
+
 # -- with a vocabulary -----------------------------------------------------------------------------------------
 
 
@@ -120,18 +125,11 @@ def train_in_place(settings: Settings) -> tuple[list[str], Array, int]:
     words = np.load(settings.run / "words.npy", mmap_mode="r")
     # as gensim's
     start = (np.random.default_rng(settings.seed).random((len(names), settings.dim), np.float32) * 2 - 1) / settings.dim
+    work = work_of(settings, -(-len(words) // _PIECE), "word2vec")
     inputs = mv.MatrixTableHandler(len(names), settings.dim, start, name="inputs")
     outputs = mv.MatrixTableHandler(len(names), settings.dim, name="outputs")
     del start
-    work = Work(
-        settings.run,
-        {"inputs": inputs, "outputs": outputs},
-        -(-len(words) // _PIECE),
-        settings.epochs,
-        save_seconds=settings.save_seconds,
-        what="word2vec",
-        unit="words",
-    )
+    work.resume()
     keep, noise = kept(counts, settings.sample), noise_of(counts, _NOISE)
     random = np.random.default_rng([settings.seed, mv.worker_id(), work.done])
     for piece in work:
@@ -197,15 +195,8 @@ def train_by_keys(settings: Settings) -> tuple[list[str], Array, int]:
     outputs = mv.KeyedTable(settings.dim, name="outputs")
     once(settings.run, (settings.run / "pieces.txt").exists, lambda: cut(settings))
     parts = reading.read_pieces(settings.run / "pieces.txt")
-    work = Work(
-        settings.run,
-        {"inputs": inputs, "outputs": outputs},
-        len(parts),
-        settings.epochs,
-        save_seconds=settings.save_seconds,
-        what="word2vec, hashed",
-        unit="words",
-    )
+    work = work_of(settings, len(parts), "word2vec, hashed")
+    work.resume()
     mine = settings.run / "names" / f"{mv.worker_id()}-{time.time_ns()}.txt"
     mine.parent.mkdir(exist_ok=True)
     seen, random = Seen(), np.random.default_rng([settings.seed, mv.worker_id(), work.done])
@@ -328,27 +319,10 @@ def train(settings: Settings) -> tuple[list[str], Array, int]:
 @click.option("--save-seconds", type=float, default=60.0, help="Save when the last save is so old.")
 @click.option("--like", multiple=True, help="Show this word's neighbours at the end.")
 @click.option("--picture", is_flag=True, help="Draw the most frequent words: words.png (matplotlib).")
-def main(
-    source: str,
-    run: Path,
-    dim: int,
-    window: int,
-    negative: int,
-    epochs: int,
-    min_count: int,
-    sample: float,
-    alpha: float,
-    seed: int,
-    hashed: bool,
-    save_seconds: float,
-    like: tuple[str, ...],
-    picture: bool,
-) -> None:
+def main(like: tuple[str, ...], picture: bool, **options: Any) -> None:
     """Vectors of words from SOURCE: a folder or file of text, or "python": Python's own documentation."""
-    settings = Settings(
-        source, run, dim, window, negative, epochs, min_count, sample, alpha,
-        seed=seed, hashed=hashed, save_seconds=save_seconds,
-    )  # fmt: skip
+    settings = Settings(**options)
+    run = settings.run
     mv.init()
     began = time.perf_counter()
     names, vectors, words = train(settings)

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import os
-import shutil
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import click
 import numpy as np
@@ -20,7 +18,6 @@ import multiverso as mv
 from multiverso.errors import MultiversoError
 
 SHOWN = {"show_default": True, "max_content_width": 110}  # by the help of these programs
-_NUMBER = len("saved-")
 
 
 def start(main: click.Command) -> None:
@@ -36,16 +33,6 @@ def start(main: click.Command) -> None:
         sys.exit(128 + signal.SIGINT)
     except MultiversoError as error:
         sys.exit(f"{Path(sys.argv[0]).stem}: {error}")
-
-
-class Saved(Protocol):
-    """A table, of whatever kind."""
-
-    def save(self, path: Any) -> None:
-        """Writes it to a file."""
-
-    def load(self, path: Any) -> None:
-        """Takes what a file holds."""
 
 
 def _bar() -> Any:
@@ -87,13 +74,12 @@ def once(directory: Path, is_done: Callable[[], bool], do: Callable[[], None]) -
 class Work:
     """Pieces of work, each done once in each epoch.
 
-    A piece that a killed worker had begun is dealt again. Which are done is a table, too, and is saved before the
-    others: what is done while they are saved is at worst done again after a resume, and is never left out. Any
-    worker may be the one that saves, so that nobody's death ends it.
+    A piece that a killed worker had begun is dealt again. Which are done is a table, too, and is saved with all others,
+    before those of rows that are made after it: what is done while they are saved is at worst done again after a
+    resume, and is never left out. Any worker may be the one that saves, so that nobody's death ends it.
 
     Args:
         directory: of the saves, one run's alone.
-        tables: what is saved, by file names; also what was saved there is loaded into them, at once: collective.
         pieces: how many there are.
         epochs: how often each is done.
         save_seconds: saves when the last save is so old.
@@ -101,28 +87,20 @@ class Work:
         unit: what `count` counts.
     """
 
-    def __init__(
-        self,
-        directory: Path,
-        tables: Mapping[str, Saved],
-        pieces: int,
-        epochs: int,
-        *,
-        save_seconds: float,
-        what: str,
-        unit: str,
-    ) -> None:
+    def __init__(self, directory: Path, pieces: int, epochs: int, *, save_seconds: float, what: str, unit: str) -> None:
         self._directory, self._save_seconds, self._what = directory, save_seconds, what
+        self._saved = directory / "saved"
         self._done = mv.MatrixTableHandler(pieces, 1, dtype="int64", name="pieces-done")
-        self._tables: dict[str, Saved] = {"pieces-done": self._done, **tables}
         self._pieces, self._epochs = pieces, epochs
         self.note = ""  # shown at the bar's end
         self._counter, self._unit = mv.Counter(unit), unit
-        self._loaded = mv.Counter("loaded")
+        self._loaded, self._ended = mv.Counter("loaded"), mv.Counter("ended")
         self._latest = time.monotonic()
-        if saved := self._saves():
-            # nobody else has the table yet, or all wait for the same
-            once(directory, lambda: self._loaded.value > 0, lambda: self._load(saved[-1]))
+
+    def resume(self) -> None:
+        """Gives all tables what was saved, if anything was: collective, once all are made."""
+        if (self._saved / "manifest.json").exists():  # nobody saves before all have begun to iterate
+            once(self._directory, lambda: self._loaded.value > 0, self._load)
 
     @property
     def done(self) -> int:
@@ -158,8 +136,7 @@ class Work:
                 done = np.maximum(done, epoch + 1)
             if shown:
                 bar.update(bar.total - bar.n)
-        end = self.done
-        once(self._directory, lambda: self._saved_done() >= end, self._write)
+        once(self._directory, lambda: self._ended.value > 0, self._save_all)
 
     def count(self, number: int) -> None:
         """Counts what has been done, in ``unit``, for the bar's rate and `counted`."""
@@ -172,38 +149,16 @@ class Work:
 
     # -- saving ------------------------------------------------------------------------------------------------
 
-    def _saves(self) -> list[Path]:
-        found = self._directory.glob("saved-*") if self._directory.is_dir() else iter(())
-        return sorted(found, key=lambda path: int(path.name[_NUMBER:]))
-
-    def _saved_done(self) -> int:
-        saves = self._saves()
-        return int(saves[-1].name[_NUMBER:]) if saves else -1
-
-    def _load(self, saved: Path) -> None:
-        for name, table in self._tables.items():
-            table.load(saved / f"{name}.safetensors")
+    def _load(self) -> None:
+        mv.load(self._saved)
         self._loaded.fetch_add()
 
     def _save(self) -> None:
         with _alone_in(self._directory) as mine:
             if mine:
-                self._write()
+                mv.save(self._saved)
         self._latest = time.monotonic()  # if another one has the lock, it is saving
 
-    def _write(self) -> None:
-        done = self.done
-        before = self._saves()
-        target = self._directory / f"saved-{done}"
-        if target in before:
-            return
-        for leftover in self._directory.glob(".saving-*"):  # of one that was killed: we have the lock
-            shutil.rmtree(leftover, ignore_errors=True)
-        scratch = self._directory / f".saving-{os.getpid()}"
-        scratch.mkdir()
-        for name, table in self._tables.items():
-            table.save(scratch / f"{name}.safetensors")
-        scratch.rename(target)
-        for old in before:
-            with contextlib.suppress(OSError):
-                shutil.rmtree(old)
+    def _save_all(self) -> None:
+        mv.save(self._saved)
+        self._ended.fetch_add()
