@@ -81,20 +81,8 @@ def init(
         WorkerLostError: another worker died while the job was starting (with ``on_lost="stop"``).
         NodeLostError: the job's node ended meanwhile.
     """
-    options: dict[str, Any] = {
-        "sync": sync,
-        "staleness": staleness,
-        "quorum": quorum,
-        "grace_seconds": grace_seconds,
-        "record": record,
-        "replay": replay,
-        "on_lost": on_lost,
-        "wire": wire,
-        "every": every,
-        "between": between,
-        "timeout_seconds": timeout_seconds,
-        "start_timeout_seconds": start_timeout_seconds,
-    }
+    options = dict(locals())  # all arguments
+    del options["exist_ok"]
     with turn(_starting, "init()"):
         if is_open():
             opened = current()

@@ -323,12 +323,12 @@ def test_who_is_left_goes_on_as_a_job_of_as_many(tmp_path: Path) -> None:
             shared.save(tmp_path, {"me": session.worker_id}, files=lambda folder: (folder / "f").touch())
 
     def load(session: Session) -> Any:
-        folder = worker_folder(session, tmp_path)
+        found = worker_folder(session, tmp_path)
         own = _make(session).load(tmp_path)
-        return own, folder is not None and (folder / "f").exists()
+        return own, found is not None and (found[0] / "f").exists(), found is not None and found[1]
 
     together(save, 3)
-    assert together(load, 2) == [({"me": 0}, True), ({"me": 2}, True)]
+    assert together(load, 2) == [({"me": 0}, True, False), ({"me": 2}, True, False)]
 
 
 def test_own_is_a_dictionary(alone: Session, tmp_path: Path) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from multiverso.checkpoints.loading import is_newcomer, load, worker_folder
+from multiverso.checkpoints.loading import load, worker_folder
 from multiverso.checkpoints.parts import Parts, random_state, set_random_state
 from multiverso.checkpoints.periodic import Checkpoint, checkpoint
 from multiverso.checkpoints.saving import save
@@ -12,7 +12,6 @@ __all__ = [
     "Checkpoint",
     "Parts",
     "checkpoint",
-    "is_newcomer",
     "load",
     "random_state",
     "read_tree",

@@ -54,12 +54,8 @@ def begin_together(
         remove_others(store, there)
         return f"{max([0, *numbers_in(store)])} {len(there)}"
 
-    try:
-        task.step()  # who leads is settled before it looks: one that dies while others wait for it here does not
-        said = "".join(task.step(look).values())
-    except BaseException:
-        held.close()
-        raise
+    task.step()  # who leads is settled before it looks: one that dies while others wait for it here does not
+    said = "".join(task.step(look).values())
     last, there = map(int, said.split())
     board.say(last, NOTHING)  # what was said of another checkpoint does not count
     task.step()
@@ -75,18 +71,14 @@ def begin_alone(
             "in a synchronous job all workers count the steps to a checkpoint alike, so that none can take the "
             "place of one that died: start the job again (multiverso run --max-restarts), or make no checkpoints"
         )
-    try:
-        if session.worker_id == min(session.live_workers()):  # then nobody has what the dead one held
-            make_usable(store)
-            held.enter_context(store.alone(_LOCK_SECONDS, session.job))
-        resumes = bool(read_generations(store, missing_ok=True))
-        # The board knows what live workers have begun: where no other has, only the store tells which numbers are
-        # taken. It is looked at first, as a number is said before anything is written.
-        taken = max([0, *numbers_in(store)])
-        newest = board.newest() or taken
-    except BaseException:
-        held.close()
-        raise
+    if session.worker_id == min(session.live_workers()):  # then nobody has what the dead one held
+        make_usable(store)
+        held.enter_context(store.alone(_LOCK_SECONDS, session.job))
+    resumes = bool(read_generations(store, missing_ok=True))
+    # The board knows what live workers have begun: where no other has, only the store tells which numbers are taken. It
+    # is looked at first, as a number is said before anything is written.
+    taken = max([0, *numbers_in(store)])
+    newest = board.newest() or taken
     if newest:  # if it is being written, its other parts do not wait for this worker's
         board.say(newest, FAILED)
     session.count_barriers(session.barriers + _STEPS)  # which the others have passed

@@ -18,7 +18,7 @@ import contextlib
 import re
 from collections.abc import Iterable
 
-from multiverso.checkpoints.manifests import Generation, Receipts, damage, read_generations, write_generations
+from multiverso.checkpoints.manifests import Generation, damage, read_generations, read_receipt, write_generations
 from multiverso.checkpoints.stores import Store
 from multiverso.errors import SnapshotError
 from multiverso.files.opening import sha256_of
@@ -36,7 +36,7 @@ def commit_generation(store: Store, generation: Generation, older: list[Generati
     """
     hashes: dict[str, str] = {}
     for worker in generation.workers:
-        said = Receipts(store, generation.folder).read(worker)
+        said = read_receipt(store, generation.folder, worker)
         if said is None:
             raise SnapshotError(f"{store}/{generation.folder}: worker {worker} has not said what it has written")
         hashes |= said.hashes

@@ -170,10 +170,10 @@ def checked(store: Store, check: Callable[[Parts], None], parts: Parts) -> None:
         ) from error
 
 
-def worker_folder(session: Session, directory: PathLike) -> Path | None:
+def worker_folder(session: Session, directory: PathLike) -> tuple[Path, bool] | None:
     """Returns where this worker's own files of the last whole generation are, or None if nothing was saved.
 
-    A worker that has none, since fewer workers saved, gets those of one that has; see `is_newcomer`.
+    A worker that has none, since fewer workers saved, gets those of one that has: the other result says so.
 
     Args:
         session: this worker's session.
@@ -192,20 +192,11 @@ def worker_folder(session: Session, directory: PathLike) -> Path | None:
         raise SnapshotError(f"{store}: a worker's own files are read from a directory only")
     if not folder.is_dir():
         raise SnapshotError(f"{folder} does not exist: it was saved without files of its own for each worker")
-    return folder
-
-
-def is_newcomer(session: Session, directory: PathLike) -> bool:
-    """Returns whether a run is saved in ``directory``, by so few workers that this one has nothing of its own there."""
-    generations = read_generations(open_store(directory), missing_ok=True)
-    return bool(generations) and role_of(generations[-1], session.live_workers(), session.worker_id).newcomer
-
-
-_TRIES = 3
+    return folder, role.newcomer
 
 
 def load_own(
-    session: Session, store: Store, check: Callable[[Parts], None], apply: Callable[[Parts], None]
+    session: Session, store: Store, check: Callable[[Parts], None], apply: Callable[[Parts], None], tries: int = 3
 ) -> tuple[dict[str, Any], bool] | None:
     """Reads what this worker's last process had handed over; its managers begin with the tables' values.
 
@@ -214,6 +205,7 @@ def load_own(
         store: where.
         check: raises where it does not fit; changes nothing.
         apply: takes it over.
+        tries: how often it is read, where others write meanwhile.
 
     Returns:
         what was saved, and whether it was this worker's: one that had saved nothing gets another's. None where nothing
@@ -222,20 +214,18 @@ def load_own(
     Raises:
         SnapshotError: all of it is damaged.
     """
-    for attempt in range(_TRIES):
-        generations = read_generations(store, missing_ok=True)
-        if not generations:
-            return None
-        try:
-            generation = newest_undamaged(store, generations)
-            saved_as = session.worker_id if session.worker_id in generation.common else generation.workers[0]
-            own, common = read_part(store, generation, saved_as)
-        except (SnapshotError, OSError):
-            if attempt == _TRIES - 1:
-                raise
-            continue  # it was replaced by a newer one meanwhile
-        parts = Parts(own, common, newcomer=True)
-        checked(store, check, parts)
-        apply(parts)
-        return own, saved_as == session.worker_id
-    raise AssertionError("unreachable")
+    generations = read_generations(store, missing_ok=True)
+    if not generations:
+        return None
+    try:
+        generation = newest_undamaged(store, generations)
+        saved_as = session.worker_id if session.worker_id in generation.common else generation.workers[0]
+        own, common = read_part(store, generation, saved_as)
+    except (SnapshotError, OSError):
+        if tries == 1:
+            raise
+        return load_own(session, store, check, apply, tries - 1)  # it was replaced by a newer one meanwhile
+    parts = Parts(own, common, newcomer=True)
+    checked(store, check, parts)
+    apply(parts)
+    return own, saved_as == session.worker_id

@@ -106,27 +106,20 @@ class Receipt(msgspec.Struct, frozen=True):
     common: FileNameOrNone
 
 
-class Receipts:
-    """What each worker says of the files that it has written, beside them: ``worker-3.json``."""
-
-    def __init__(self, store: Store, folder: str) -> None:
-        self._store, self._folder = store, folder
-
-    def write(self, worker: int, hashes: dict[str, str], common: str) -> None:
-        """Records which files a worker has written."""
-        text = msgspec.json.encode(Receipt(hashes, common))
-        self._store.write(f"{self._folder}/worker-{worker}.json", text)
-
-    def read(self, worker: int) -> Receipt | None:
-        """Returns which files a worker has written; None if it has not said."""
-        name = f"{self._folder}/worker-{worker}.json"
-        with contextlib.suppress(OSError, SnapshotError), self._store.file(name) as path:
-            return read_record(path, Receipt, "what a worker has written")
-        return None
+def write_receipt(store: Store, folder: str, worker: int, hashes: dict[str, str], common: str) -> None:
+    """Records beside the files which of them a worker has written: ``worker-3.json``."""
+    store.write(f"{folder}/worker-{worker}.json", msgspec.json.encode(Receipt(hashes, common)))
 
 
-def inherit(store: Store, worker: int, before: Generation, generation: Generation) -> None:
-    """Gives a generation the part that a worker has in another one."""
+def read_receipt(store: Store, folder: str, worker: int) -> Receipt | None:
+    """Returns which files a worker has written; None if it has not said."""
+    with contextlib.suppress(OSError, SnapshotError), store.file(f"{folder}/worker-{worker}.json") as path:
+        return read_record(path, Receipt, "what a worker has written")
+    return None
+
+
+def inherit(store: Store, worker: int, before: Generation, generation: Generation) -> Receipt:
+    """Gives a generation the part that a worker has in another one; returns what is said of it then."""
     common, own = before.common[worker], (f"worker-{worker}.safetensors", f"worker-{worker}/")
     hashes = {
         name: digest for name, digest in before.hashes.items() if name.startswith(own) or (common and name == common)
@@ -137,4 +130,5 @@ def inherit(store: Store, worker: int, before: Generation, generation: Generatio
             store.make(where.rpartition("/")[0])
             with store.file(to) as path, open_plain(path) as file:
                 store.write(where, file.read())
-    Receipts(store, generation.folder).write(worker, hashes, common)
+    write_receipt(store, generation.folder, worker, hashes, common)
+    return Receipt(hashes, common)

@@ -6,24 +6,17 @@ import random
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
 from multiverso.checkpoints.manifests import Generation
-from multiverso.checkpoints.stores import PathLike, Store
+from multiverso.checkpoints.stores import Store
 from multiverso.checkpoints.trees import Tree, as_bytes, digest, read_tree
 from multiverso.files.opening import sha256_of
+from multiverso.tables import KeyedTable, TableHandler
 
-
-class Table(Protocol):
-    """What is saved of a table: `multiverso.tables.TableHandler`, `multiverso.KeyedTable`."""
-
-    def save(self, path: PathLike) -> None:
-        """Writes it to a file."""
-
-    def _read(self, path: PathLike) -> tuple[Any, ...]: ...
-    def _replace(self, *content: Any) -> None: ...
+Table = TableHandler[Any] | KeyedTable[Any]
 
 
 @dataclass(frozen=True)
@@ -42,6 +35,21 @@ class Parts:
     common: Tree = None
     newcomer: bool = False
     left: tuple[Tree, ...] = ()
+
+
+def check_own(own: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Returns what a user hands over to be saved.
+
+    Raises:
+        TypeError: no dictionary.
+    """
+    if own is None:
+        return {}
+    if not isinstance(own, dict):
+        raise TypeError(
+            f"own is a dictionary of state, such as {{'optimizer': optimizer.state_dict()}}; got {type(own).__name__}"
+        )
+    return own
 
 
 @dataclass(frozen=True)
@@ -77,7 +85,7 @@ def write_part(
     return hashes
 
 
-def write_tables(store: Store, generation: Generation, tables: Mapping[str, Table]) -> dict[str, str]:
+def write_tables(store: Store, generation: Generation, tables: Mapping[str, Any]) -> dict[str, str]:
     """Writes the tables as they are now; returns the hashes of the files."""
     hashes = {}
     for key, table in tables.items():

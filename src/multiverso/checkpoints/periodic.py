@@ -19,7 +19,7 @@ from typing import Any, Protocol, Self
 from multiverso.checkpoints.beginning import begin_alone, begin_together
 from multiverso.checkpoints.board import FAILED, WRITING, Board
 from multiverso.checkpoints.loading import STEPS_OF_LOAD, load, load_own
-from multiverso.checkpoints.parts import Packed, Parts
+from multiverso.checkpoints.parts import Packed, Parts, check_own
 from multiverso.checkpoints.stores import PathLike, open_store
 from multiverso.checkpoints.writing import LOOK_SECONDS, Task, Writer, copied
 from multiverso.checks import whole
@@ -105,7 +105,11 @@ class Checkpoint(InProcess):
         if _NAME in self._session.before_end:
             raise SnapshotError("this worker has a checkpoint already: close it before the next one is made")
         begin = begin_alone if self._session.incarnation else begin_together
-        self._last, self._resumes = begin(self._session, self._store, self._board, self._held, resume)
+        try:
+            self._last, self._resumes = begin(self._session, self._store, self._board, self._held, resume)
+        except BaseException:
+            self._held.close()
+            raise
         self._use = self._session.job, self._session.worker_id, str(self._store)
         if not self._resumes or self._session.incarnation:  # a dead worker's place can do without
             _continued.add(self._use)
@@ -319,13 +323,11 @@ class Checkpoint(InProcess):
             raise
 
     def _packed(self, own: Own) -> Packed:
-        handed = own() if callable(own) else own
-        if handed is not None and not isinstance(handed, dict):
-            raise TypeError(f"own is a dictionary of state; got {type(handed).__name__}")
+        handed = check_own(own() if callable(own) else own)
         parts = [manager.collect_parts() for manager in self._managers]
         common = [each.common for each in parts]
         at_barrier = (self._session.job, self._session.barriers)
-        state = {"own": handed or {}, "managers": [each.own for each in parts], "barriers": at_barrier}
+        state = {"own": handed, "managers": [each.own for each in parts], "barriers": at_barrier}
         if self._in_rounds:  # a rule keeps its own
             unread = {key: table._unread() for key, table in self._tables().items() if not key.startswith("manager-")}
             state["unread"] = {key: list(added) for key, added in unread.items() if added is not None}

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from multiverso.checkpoints.generations import check_tables, commit_generation, discard, refuse_strangers, remove_others
-from multiverso.checkpoints.manifests import Generation, Receipts, read_generations
+from multiverso.checkpoints.manifests import Generation, read_generations, write_receipt
 from multiverso.checkpoints.parts import Packed, Parts, Table, write_part, write_tables
 from multiverso.checkpoints.stores import PathLike, make_usable, open_store
 from multiverso.errors import SnapshotError
@@ -64,7 +64,6 @@ def save(
             return str(number)
 
         generation = Generation(int(task.step(begin)[task.leader]), list(tables), common)
-        receipts = Receipts(store, generation.folder)
         written = False
 
         @writing_a_save(store)
@@ -80,7 +79,7 @@ def save(
                         for path in place.rglob("*")
                         if path.is_file()
                     }
-            receipts.write(me, hashes, common[me])
+            write_receipt(store, generation.folder, me, hashes, common[me])
 
         @writing_a_save(store)
         def finish() -> None:

@@ -14,7 +14,7 @@ import shutil
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path, PurePath
-from typing import Any, Protocol
+from typing import Any
 
 from multiverso.errors import SnapshotError
 from multiverso.files.opening import (
@@ -34,56 +34,6 @@ _LOST_SLASH = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/[^/]")
 _LONGEST_RECORD = 1 << 26
 _LONGEST_JOB = 4096
 _PASSWORD = re.compile(r"(?<=://)([^/:@]*):[^/]*@")
-
-
-class Store(Protocol):
-    """Files in folders. Every method may raise OSError."""
-
-    def write(self, name: str, content: Buffer) -> str:
-        """Writes a file and returns the SHA-256 of its bytes, once it is as safe as the store makes it."""
-
-    def replace(self, name: str, content: Buffer) -> None:
-        """Writes the file that counts, in place of the one before."""
-
-    def versions(self, name: str) -> Iterator[bytes]:
-        """Returns what `replace` wrote last, and what else may be it where that is half written."""
-
-    def file(self, name: str) -> contextlib.AbstractContextManager[Path]:
-        """Returns a path to read a file by."""
-
-    def folder(self, name: str, make: bool = True) -> contextlib.AbstractContextManager[Path]:
-        """Gives a folder to write files into; they are kept under this name once it is left without error.
-
-        Args:
-            name: the folder's.
-            make: it is new; False: it is there already, and what is written is on the disk.
-        """
-
-    def make(self, name: str = "") -> None:
-        """Makes a folder; the store's own, and those above, where none is named."""
-
-    def names(self, folder: str = "") -> list[str]:
-        """Returns what is in a folder; nothing where there is none."""
-
-    def link(self, name: str, to: str) -> bool:
-        """Gives a file the content of another one, if that exists and this store can."""
-
-    def remove(self, folder: str) -> None:
-        """Removes a folder and all that is in it, as far as that goes."""
-
-    def alone(self, patience_seconds: float = 0.0, job: str = "") -> contextlib.AbstractContextManager[None]:
-        """Keeps other jobs out meanwhile, where there are locks; a process that dies loses its lock.
-
-        Args:
-            patience_seconds: how long to wait for another job.
-            job: what this one is called: another of its workers may keep the others out already.
-        """
-
-    def sync(self, folder: str) -> None:
-        """Waits until a folder's entries are on the disk."""
-
-    def path(self, folder: str) -> Path | None:
-        """Returns a folder's path, where this is a directory."""
 
 
 def open_store(place: PathLike) -> Store:
@@ -117,7 +67,7 @@ def make_usable(store: Store) -> None:
 
 
 class Directory:
-    """A directory of a file system that all workers see."""
+    """A directory of a file system that all workers see. Every method may raise OSError."""
 
     def __init__(self, place: Path) -> None:
         self._name = str(place)
@@ -127,24 +77,34 @@ class Directory:
         return self._name
 
     def write(self, name: str, content: Buffer) -> str:
+        """Writes a file and returns the SHA-256 of its bytes, once it is as safe as the store makes it."""
         self.replace(name, content)
         return hashlib.sha256(content).hexdigest()
 
     def replace(self, name: str, content: Buffer) -> None:
+        """Writes the file that counts, in place of the one before."""
         with below(self._place, name) as path:
             write_whole(path, content)
 
     def versions(self, name: str) -> Iterator[bytes]:
+        """Returns what `replace` wrote last, and what else may be it where that is half written."""
         with contextlib.suppress(FileNotFoundError), below(self._place, name) as path:
             yield read_plain(path, _LONGEST_RECORD)
 
     @contextlib.contextmanager
     def file(self, name: str) -> Iterator[Path]:
+        """Returns a path to read a file by."""
         with below(self._place, name) as path:
             yield path
 
     @contextlib.contextmanager
     def folder(self, name: str, make: bool = True) -> Iterator[Path]:
+        """Gives a folder to write files into; they are kept under this name once it is left without error.
+
+        Args:
+            name: the folder's.
+            make: it is new; False: it is there already, and what is written is on the disk.
+        """
         if make:
             with below(self._place, name) as path:
                 path.mkdir()
@@ -157,18 +117,21 @@ class Directory:
                 sync_directory(parent)
 
     def make(self, name: str = "") -> None:
+        """Makes a folder; the store's own, and those above, where none is named."""
         self._place.mkdir(parents=True, exist_ok=True)
         for folder in [*reversed(PurePath(name).parents), PurePath(name)][1:]:
             with below(self._place, folder) as path:
                 path.mkdir(exist_ok=True)
 
     def names(self, folder: str = "") -> list[str]:
+        """Returns what is in a folder; nothing where there is none."""
         try:
             return sorted(os.listdir(self._place / folder))
         except (FileNotFoundError, NotADirectoryError):
             return []
 
     def link(self, name: str, to: str) -> bool:
+        """Gives a file the content of another one, if that exists and this store can."""
         try:
             with below(self._place, to) as there, below(self._place, name) as here:
                 os.link(there, here, follow_symlinks=False)
@@ -177,10 +140,17 @@ class Directory:
         return True
 
     def remove(self, folder: str) -> None:
+        """Removes a folder and all that is in it, as far as that goes."""
         shutil.rmtree(self._place / folder, ignore_errors=True)
 
     @contextlib.contextmanager
     def alone(self, patience_seconds: float = 0.0, job: str = "") -> Iterator[None]:
+        """Keeps other jobs out meanwhile, where there are locks; a process that dies loses its lock.
+
+        Args:
+            patience_seconds: how long to wait for another job.
+            job: what this one is called: another of its workers may keep the others out already.
+        """
         lock = self._place / ".lock"
 
         def is_ours() -> bool:
@@ -199,14 +169,19 @@ class Directory:
             yield
 
     def sync(self, folder: str) -> None:
+        """Waits until a folder's entries are on the disk."""
         sync_directory(self._place / folder)
 
     def path(self, folder: str) -> Path | None:
+        """Returns a folder's path, where this is a directory."""
         return self._place / folder
 
 
 class Remote:
-    """An object store, or another file system that fsspec reaches. Nothing is locked there, and nothing linked."""
+    """An object store, or another file system that fsspec reaches. Nothing is locked there, and nothing linked.
+
+    Its methods are those of `Directory`.
+    """
 
     def __init__(self, url: str) -> None:
         try:
@@ -283,6 +258,10 @@ class Remote:
 
     def path(self, folder: str) -> Path | None:
         return None
+
+
+Store = Directory | Remote
+"""Files in folders."""
 
 
 def _shown(url: str) -> str:

@@ -11,8 +11,8 @@ from typing import Any
 
 from multiverso.checkpoints.board import ABANDONED, CLOSED, DONE, FAILED, FAILED_AND_CLOSED, Board
 from multiverso.checkpoints.generations import check_tables, commit_generation, discard, remove_others
-from multiverso.checkpoints.manifests import Generation, Receipts, inherit, read_generations
-from multiverso.checkpoints.parts import Packed, Table, write_part, write_tables
+from multiverso.checkpoints.manifests import Generation, inherit, read_generations, read_receipt, write_receipt
+from multiverso.checkpoints.parts import Packed, write_part, write_tables
 from multiverso.checkpoints.stores import Store
 from multiverso.errors import SnapshotError
 from multiverso.layout import words as at
@@ -29,7 +29,7 @@ class Task:
 
     number: int
     packed: Packed
-    tables: dict[str, Table] | None  # of the worker that leads
+    tables: dict[str, Any] | None  # of the worker that leads
     keys: list[str]
 
 
@@ -69,15 +69,12 @@ class Writer:
         self.giving_up.clear()
         self.idle.clear()
 
-    def write(self, task: Task) -> None:
-        """Hands it over."""
-        self._put(task)
-
     def interrupted(self, number: int) -> None:
         """After an exception since `begin`: what has not been handed over of this number counts as failed."""
-        self._put(Interrupted(number, self._begun))
+        self.write(Interrupted(number, self._begun))
 
-    def _put(self, task: Task | Interrupted) -> None:
+    def write(self, task: Task | Interrupted) -> None:
+        """Hands it over."""
         self._tasks.put(task)
         if self._thread is None or self._thread.ident is None:  # an exception may have kept it from beginning
             self._thread = threading.Thread(target=self._run, name="multiverso-checkpoint", daemon=True)
@@ -124,11 +121,10 @@ class Writer:
             if not self._session.consistency.in_rounds:
                 self._gather()
             hashes |= write_tables(store, generation, copied(task.tables))
-        receipts = Receipts(store, generation.folder)
-        receipts.write(me, hashes, task.packed.common_name)
+        write_receipt(store, generation.folder, me, hashes, task.packed.common_name)
         self._board.say(task.number, DONE)
         if task.tables is not None:
-            why, done = self._await_others(task.number, receipts)
+            why, done = self._await_others(generation)
             if why:
                 say(f"{store}: {generation.folder} is not kept: {why}; the checkpoint before it stays")
                 store.remove(generation.folder)
@@ -146,12 +142,16 @@ class Writer:
                 if self._ending or session.node_lost or deadline.passed:
                     raise SnapshotError("the other hosts have not sent all that their workers have added")
 
-    def _await_others(self, number: int, receipts: Receipts) -> tuple[str, list[int]]:
+    def _await_others(self, generation: Generation) -> tuple[str, list[int]]:
         """Waits until all that take part have written; returns why it is given up (or nothing), and who has written.
 
         Giving up is about those who have handed nothing over: what is being written is waited for.
         """
-        control = self._session.control
+        control, number = self._session.control, generation.number
+
+        def has_said(worker: int) -> bool:
+            return read_receipt(self._store, generation.folder, worker) is not None
+
         while True:
             waited_for: list[int] = []
             idle: list[int] = []
@@ -159,10 +159,10 @@ class Writer:
             for worker in range(control.capacity):
                 said, phase = self._board.of(worker)
                 failed = said == number and phase in (FAILED, FAILED_AND_CLOSED)
-                if failed or (said > number and receipts.read(worker) is None):
+                if failed or (said > number and not has_said(worker)):
                     return f"worker {worker} could not write its part", done
                 abandoned = phase == ABANDONED and worker in self._present
-                written = phase in (DONE, CLOSED) or (abandoned and receipts.read(worker) is not None)
+                written = phase in (DONE, CLOSED) or (abandoned and has_said(worker))
                 if said > number or (said == number and written):
                     done.append(worker)
                 elif not control.continues and (abandoned or control.liveness(worker) == at.LOST):
@@ -185,13 +185,12 @@ class Writer:
         check_tables(store, before, generation.tables, "it was not replaced")
         common = {}
         in_rounds = self._session.consistency.in_rounds
-        receipts = Receipts(store, generation.folder)
         for worker in range(self._session.control.capacity):
-            if not in_rounds and before and worker in before[-1].common and receipts.read(worker) is None:
+            said = read_receipt(store, generation.folder, worker)
+            if said is None and not in_rounds and before and worker in before[-1].common:
                 # This worker has left, or is lost: its last part counts. In rounds it would take steps again that the
                 # tables have: there it is in step with the others when all resume.
-                inherit(store, worker, before[-1], generation)
-            said = receipts.read(worker)
+                said = inherit(store, worker, before[-1], generation)
             if said is not None:
                 common[worker] = said.common
             elif worker in done:
@@ -204,6 +203,6 @@ class Writer:
         remove_others(store, [*older, whole], above=generation.number)
 
 
-def copied(tables: Mapping[str, Any]) -> dict[str, Table]:
-    """Returns tables as they are now; what cannot be copied, or is one already, as it is."""
+def copied(tables: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns tables as they are now; what is a copy already, as it is."""
     return {key: table.copied() if hasattr(table, "copied") else table for key, table in tables.items()}

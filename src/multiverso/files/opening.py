@@ -49,15 +49,12 @@ def own_directory(path: PathLike) -> Path:
         OSError: it cannot be made.
     """
     place = Path(path)
-    for directory, mode in (*((parent, 0o755) for parent in reversed(place.parents)), (place, 0o700)):
+    for each, mode in (*((parent, 0o755) for parent in reversed(place.parents)), (place, 0o700)):
         with contextlib.suppress(FileExistsError):
-            directory.mkdir(mode)
+            each.mkdir(mode)
     place = place.parent.resolve() / place.name
-    descriptor = os.open(place, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
-    try:
-        _check_own(place, descriptor, 0o700)
-    finally:
-        os.close(descriptor)
+    directory = _Directory(place, os.O_NOFOLLOW)
+    _check_own(place, directory.descriptor, 0o700)
     # a user who can write to a directory above can replace it between our look and our use
     trusted = {0, os.geteuid(), os.stat("/").st_uid}
     for parent in place.parents:

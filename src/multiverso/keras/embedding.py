@@ -7,7 +7,7 @@ from typing import Any
 import keras
 import numpy as np
 
-from multiverso.params.embedded import Table, check_trainable, push, push_all
+from multiverso.params.embedded import Table, check_trainable, look_up, push_all
 
 _BACKENDS = ("torch", "jax")
 
@@ -65,7 +65,8 @@ class Embedding(keras.layers.Layer):  # type: ignore[misc]  # Keras is seen as u
         if keras.config.backend() == "jax":
             rows = self._look_up(ids, self._switch.value)
         else:
-            rows = self._eager(ids)
+            rows, places = look_up(self.table, ids.long(), self.learning_rate)
+            rows = rows[places] + 0 * self._switch.value.to(rows.dtype)
         return keras.ops.cast(rows, self.compute_dtype)
 
     def compute_output_shape(self, input_shape: Any) -> Any:
@@ -82,19 +83,6 @@ class Embedding(keras.layers.Layer):  # type: ignore[misc]  # Keras is seen as u
             "a layer over a shared table cannot be made from a configuration: build the model in code, keep weights "
             "with model.save_weights(path) and the rows with table.save(path)"
         )
-
-    def _eager(self, ids: Any) -> Any:
-        import torch
-
-        numbers = ids.detach().cpu().long()
-        different, places = torch.unique(numbers.reshape(-1), return_inverse=True)
-        rows = torch.from_numpy(self.table.get(different.numpy())).to(ids.device)
-        if torch.is_grad_enabled():
-            rows.requires_grad_()
-            rows.register_hook(
-                lambda gradient: push(self.table, different, gradient.detach().cpu(), self.learning_rate)
-            )
-        return rows[places.to(ids.device).reshape(ids.shape)] + 0 * self._switch.value.to(rows.dtype)
 
 
 def _jitted(table: Table, learning_rate: float, dim: int) -> Any:

@@ -93,13 +93,6 @@ class ParamManager(Resumable):
             )
         return [self._weights[index].numpy() for index in self._order]
 
-    def step(self) -> bool:
-        """Counts one training step and exchanges when that is due (``every=``); returns whether it did."""
-        if not self._shared.due():
-            return False
-        self.sync_all_param()
-        return True
-
     def _rest(self) -> list[Any]:
         """What stays with its worker: seeds, counters."""
         shared = {id(weight) for weight in self._weights}

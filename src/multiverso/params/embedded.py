@@ -40,6 +40,32 @@ def push(table: Table, ids: Any, gradient: Any, learning_rate: float = 1.0) -> N
     table.add(delta, ids)
 
 
+def look_up(table: Table, ids: Any, learning_rate: float, padding_idx: int | None = None) -> tuple[Any, Any]:
+    """Returns, as tensors of PyTorch, the rows of the different ids, and for each id which of them is its.
+
+    Their gradients are pushed in the backward. float16 and bfloat16 models get float32 rows: autocast rounds them where
+    it is asked to.
+
+    Args:
+        table: the table.
+        ids: integers of any shape.
+        learning_rate: as for `push`.
+        padding_idx: an id whose row reads as zeros and is never trained.
+    """
+    import torch
+
+    different, places = torch.unique(ids.detach().cpu().reshape(-1), return_inverse=True)
+    rows = torch.from_numpy(table.get(different.numpy())).to(ids.device)
+    trained = different != padding_idx if padding_idx is not None else slice(None)
+    if padding_idx is not None:
+        rows[(different == padding_idx).to(ids.device)] = 0
+    if torch.is_grad_enabled():
+        rows.requires_grad_().register_hook(
+            lambda gradient: push(table, different[trained], gradient.detach().cpu()[trained], learning_rate)
+        )
+    return rows, places.to(ids.device).reshape(ids.shape)
+
+
 def push_all(table: Table, ids: Array, gradient: Array, learning_rate: float) -> None:
     """The same for ids of any shape, also repeated, with a gradient for each: they are summed first."""
     different, places = np.unique(ids, return_inverse=True)

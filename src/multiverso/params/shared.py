@@ -19,13 +19,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from multiverso import checkpoints
-from multiverso.checkpoints import Parts
+from multiverso.checkpoints.parts import Parts, check_own
 from multiverso.checks import whole
 from multiverso.deadline import Due
 from multiverso.errors import InterruptedRoundError
 from multiverso.params.flats import Averaged, Flat, pack
 from multiverso.params.rows import RowExchange, goes_by_rows
-from multiverso.params.values import Files, Model, Values, check_own, placed
+from multiverso.params.values import Files, Model, Values, placed
 from multiverso.rules import Rule, RuleName, rule_of
 from multiverso.rules.shared import check_mode
 from multiverso.runtime import Session
@@ -471,6 +471,12 @@ class Resumable:
     def sync_all_param(self) -> None:
         """Exchanges now; a subclass knows how."""
         raise NotImplementedError
+
+    def step(self) -> bool:
+        """Counts one training step and exchanges when that is due (``every=``); returns whether it did."""
+        if due := self._shared.due():
+            self.sync_all_param()
+        return due
 
     def finish(self) -> None:
         """Shares the rest of all changes after the last step, before the model is validated or saved; collective.

@@ -134,21 +134,6 @@ class Model:
     write: Callable[[list[Array], Parts], None] = lambda *_: None
 
 
-def check_own(own: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Returns what a user hands over to be saved.
-
-    Raises:
-        TypeError: no dictionary.
-    """
-    if own is None:
-        return {}
-    if not isinstance(own, dict):
-        raise TypeError(
-            f"own is a dictionary of state, such as {{'optimizer': optimizer.state_dict()}}; got {type(own).__name__}"
-        )
-    return own
-
-
 def check_unshared(saved: Sequence[Array], now: Sequence[Any]) -> None:
     """Raises SnapshotError unless what stays with each worker has the shapes and dtypes that it was saved with."""
     before, kinds = ([(tuple(value.shape), str(value.dtype)) for value in values] for values in (saved, now))

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import math
-from dataclasses import asdict
-from typing import Annotated, Any, Literal, TypeVar, get_args
+from typing import Annotated, Any, Literal, Self, get_args
 
 import msgspec
 import numpy as np
 from msgspec import Meta, Struct, structs
 
+from multiverso.checks import whole
 from multiverso.errors import DtypeMismatchError, ShapeMismatchError
 from multiverso.layout import words as at
 from multiverso.spec.states import MOST_HYPER, State, check_numbers, states_of
 
-_Spec = TypeVar("_Spec", "TableSpec", "MemorySpec")
 DTYPES = ("float32", "float64", "int32", "int64")
 Initial = Literal["master", "mean", "sum"]
 INITIAL: tuple[Initial, ...] = get_args(Initial)
@@ -29,19 +28,28 @@ _Size = Annotated[int, Meta(ge=1, le=_MOST_ELEMENTS)]
 _Arrays = Annotated[int, Meta(ge=0, le=_MOST_ARRAYS)]
 
 
-def _from_message(kind: type[_Spec], message: dict[str, Any]) -> _Spec:
-    """Returns a spec as its ``as_message`` has written it.
+class _Described(Struct, frozen=True, forbid_unknown_fields=True):
+    """What is described in messages and in files."""
 
-    Raises:
-        ValueError: the message describes none; that is all that comes of it.
-    """
-    try:
-        return msgspec.convert(message, kind)
-    except msgspec.ValidationError as error:
-        raise ValueError(str(error)) from error
+    def as_message(self) -> dict[str, Any]:
+        """Returns it as JSON can carry it."""
+        message: dict[str, Any] = msgspec.to_builtins(self)
+        return message
+
+    @classmethod
+    def from_message(cls, message: dict[str, Any]) -> Self:
+        """The inverse of `as_message`.
+
+        Raises:
+            ValueError: the message describes none; that is all that comes of it.
+        """
+        try:
+            return msgspec.convert(message, cls)
+        except msgspec.ValidationError as error:
+            raise ValueError(str(error)) from error
 
 
-class TableSpec(Struct, frozen=True, forbid_unknown_fields=True):
+class TableSpec(_Described, frozen=True):
     """One table: everything that its workers have to agree on.
 
     Attributes:
@@ -133,20 +141,6 @@ class TableSpec(Struct, frozen=True, forbid_unknown_fields=True):
         """Bytes of one number."""
         return np.dtype(self.dtype).itemsize
 
-    def as_message(self) -> dict[str, Any]:
-        """Returns it as JSON can carry it."""
-        states = [asdict(state) for state in states_of(self.states)]
-        return {**structs.asdict(self), "states": states}
-
-    @classmethod
-    def from_message(cls, message: dict[str, Any]) -> TableSpec:
-        """The inverse of `as_message`.
-
-        Raises:
-            ValueError: the message does not describe a table; that is all that comes of it.
-        """
-        return _from_message(cls, message)
-
     def __str__(self) -> str:
         size = " x ".join(map(str, self.shape))
         hyper = f"{self.hyper}" if self.hyper else ""
@@ -158,7 +152,7 @@ class TableSpec(Struct, frozen=True, forbid_unknown_fields=True):
         return f"{self.kind} of {size} {self.dtype}{name} (updater {self.updater}{hyper}, initial {self.initial}{rule})"
 
 
-class MemorySpec(Struct, frozen=True, forbid_unknown_fields=True):
+class MemorySpec(_Described, frozen=True):
     """Plain memory that workers share under a name.
 
     Attributes:
@@ -177,15 +171,6 @@ class MemorySpec(Struct, frozen=True, forbid_unknown_fields=True):
         if self.name is None:
             raise ValueError("name is a text that is not empty; got None")
         check_name(self.name)
-
-    def as_message(self) -> dict[str, Any]:
-        """Returns it as JSON can carry it."""
-        return structs.asdict(self)
-
-    @classmethod
-    def from_message(cls, message: dict[str, Any]) -> MemorySpec:
-        """The inverse of `as_message`."""
-        return _from_message(cls, message)
 
     def __str__(self) -> str:
         return f"shared memory of {self.nbytes} bytes named {self.name!r}"
@@ -210,12 +195,9 @@ def checked_count(value: Any, what: str) -> int:
         ShapeMismatchError: not an integer of at least 1.
     """
     try:
-        count = value.__index__()
-    except (AttributeError, TypeError):
+        return whole(value, what, 1)
+    except ValueError:
         raise ShapeMismatchError(f"{what} must be an integer of at least 1; got {value!r}") from None
-    if isinstance(value, bool) or count < 1:
-        raise ShapeMismatchError(f"{what} must be an integer of at least 1; got {value!r}")
-    return int(count)
 
 
 def checked_dtype(value: Any) -> str:

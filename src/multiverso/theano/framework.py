@@ -19,24 +19,20 @@ MISSING = (
 )
 
 
-def installed() -> bool:
-    """Returns whether one of the frameworks is there; imports neither."""
-    return any(sys.modules.get(name) is not None or find_spec(name) is not None for name in NAMES)
-
-
-if not installed():
+def _name() -> str:
+    """Returns which one the script uses, importing neither: the one it has imported, else the one that is installed."""
+    imported = [name for name in NAMES if sys.modules.get(name) is not None]
+    for name in imported or filter(find_spec, NAMES):
+        return name
     raise ImportError(MISSING)
+
+
+_name()
 
 
 def framework() -> Any:
-    """Returns the module that the script uses: the one it has imported, else the one that is installed."""
-    for name in NAMES:
-        if sys.modules.get(name) is not None:
-            return sys.modules[name]
-    for name in NAMES:
-        if find_spec(name) is not None:
-            return importlib.import_module(name)
-    raise ImportError(MISSING)
+    """Returns the module that the script uses."""
+    return importlib.import_module(_name())
 
 
 def array_of(variable: Any) -> NDArray[Any]:

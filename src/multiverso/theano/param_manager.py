@@ -75,13 +75,6 @@ class ParamManager(Resumable):
     def _values(self) -> list[Array]:
         return [array_of(variable) for variable in self._variables]
 
-    def step(self) -> bool:
-        """Counts one training step, exchanges when that is due (``every=``), and returns whether it did."""
-        if not self._shared.due():
-            return False
-        self.sync_all_param()
-        return True
-
     def _set(self, values: list[Array]) -> None:
         for variable, value in zip(self._variables, values, strict=True):
             variable.set_value(value, borrow=True)  # a fresh array, which is the variable's from now on

@@ -4,33 +4,24 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from concurrent.futures import Future
 from typing import Any
 
 
-class Beside:
-    """One function's call in a thread of its own, which ends with it.
+def beside(work: Callable[[], Any], name: str) -> Future[Any]:
+    """Calls a function in a thread of its own, which ends with it, and which no program's end waits for.
 
     Args:
-        work: the function.
+        work: the function, whose waits have deadlines of their own.
         name: the thread's.
     """
+    future: Future[Any] = Future()
 
-    def __init__(self, work: Callable[[], Any], name: str) -> None:
-        self._work = work
-        self._result: Any = None
-        self._error: BaseException | None = None
-        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
-        self._thread.start()
-
-    def _run(self) -> None:
+    def run() -> None:
         try:
-            self._result = self._work()
+            future.set_result(work())
         except BaseException as error:
-            self._error = error
+            future.set_exception(error)
 
-    def join(self) -> Any:
-        """Waits until it is done, within the deadlines that its own waits have; returns or raises what it did."""
-        self._thread.join()
-        if self._error is not None:
-            raise self._error
-        return self._result
+    threading.Thread(target=run, name=name, daemon=True).start()
+    return future

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from concurrent.futures import Future
 from functools import partial
 from typing import Any
 
 import torch
 
-from multiverso.params.embedded import Table, check_trainable, push
-from multiverso.torch.beside import Beside
+from multiverso.params.embedded import Table, check_trainable, look_up
+from multiverso.torch.beside import beside
 
 
 class _Rows(torch.nn.Module):  # type: ignore[misc]  # torch is seen as untyped
@@ -20,7 +21,7 @@ class _Rows(torch.nn.Module):  # type: ignore[misc]  # torch is seen as untyped
         self.table = table
         self.learning_rate = learning_rate
         self.padding_idx = padding_idx
-        self._fetch: tuple[Any, Beside] | None = None  # the ids, and what fetches their rows
+        self._fetch: tuple[Any, Future[Any]] | None = None  # the ids, and what fetches their rows
 
     def prefetch(self, ids: Any) -> None:
         """Begins to fetch the rows of a batch during training; the forward of the same ids takes them.
@@ -32,12 +33,12 @@ class _Rows(torch.nn.Module):  # type: ignore[misc]  # torch is seen as untyped
             ids: what the next forward will get.
         """
         self._join()
-        self._fetch = ids, Beside(partial(self._look_up, ids), "multiverso-prefetch")
+        self._fetch = ids, beside(partial(self._look_up, ids), "multiverso-prefetch")
 
     def _join(self) -> tuple[Any, Any]:
         """Waits for what was fetched; returns for which ids, and their rows and places."""
         fetch, self._fetch = self._fetch, None
-        return (None, None) if fetch is None else (fetch[0], fetch[1].join())
+        return (None, None) if fetch is None else (fetch[0], fetch[1].result())
 
     def _pulled(self, ids: Any) -> tuple[Any, Any]:
         """Returns the rows of the different ids, and for each id which of them is its."""
@@ -47,21 +48,7 @@ class _Rows(torch.nn.Module):  # type: ignore[misc]  # torch is seen as untyped
         return self._look_up(ids)
 
     def _look_up(self, ids: Any) -> tuple[Any, Any]:
-        different, places = torch.unique(ids.detach().cpu().reshape(-1), return_inverse=True)
-        # float16 and bfloat16 models get float32 rows: autocast rounds them where it is asked to
-        rows = torch.from_numpy(self.table.get(different.numpy())).to(ids.device)
-        if self.padding_idx is not None:
-            rows[(different == self.padding_idx).to(ids.device)] = 0
-        rows.requires_grad_()
-        rows.register_hook(lambda gradient: self._push(different, gradient))
-        return rows, places.to(ids.device).reshape(ids.shape)
-
-    def _push(self, ids: Any, gradient: Any) -> None:
-        delta = gradient.detach().cpu()
-        if self.padding_idx is not None:
-            kept = ids != self.padding_idx
-            ids, delta = ids[kept], delta[kept]
-        push(self.table, ids, delta, self.learning_rate)
+        return look_up(self.table, ids, self.learning_rate, self.padding_idx)
 
     def extra_repr(self) -> str:
         """What ``print(model)`` shows."""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import weakref
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -59,7 +61,7 @@ class LookedUp(InPlace):
         self._rows = rows
         if rows is not None:
             for module in self._modules:
-                module.register_forward_pre_hook(_Reads(self, module.max_norm is not None), with_kwargs=True)
+                module.register_forward_pre_hook(Hook(self._before_forward), with_kwargs=True)
 
     def trained_by(self, optimizer: Any) -> None:
         """Exchanges whole from here on if this optimizer changes rows that were not read."""
@@ -75,28 +77,28 @@ class LookedUp(InPlace):
         """Whether the tensor was pointed elsewhere since."""
         return bool(self.tensors[0].data_ptr() != self._addresses[0])
 
-    def read(self, ids: Any, changes: bool) -> None:
-        """Before a forward reads rows."""
+    def _before_forward(self, module: Any, arguments: tuple[Any, ...], named: dict[str, Any]) -> None:
         assert self._rows is not None
         if self._elsewhere():
             return  # pointed elsewhere: the next exchange takes it up whole
+        ids = arguments[0] if arguments else named["input"]
+        changes = module.max_norm is not None or torch.is_grad_enabled()  # a norm is kept without gradients, too
         flat = np.ascontiguousarray(ids.detach().reshape(-1).numpy(), np.int64)
         # where an id is out of range PyTorch says so itself
         if flat.size and flat.min() >= 0 and flat.max() < len(self._rows.local):
-            self._rows.read(flat, changes or torch.is_grad_enabled())
+            self._rows.read(flat, changes)
 
 
-class _Reads:
-    """A forward's hook. Where the manager is gone, and in copies of the module, it does nothing."""
+class Hook:
+    """A module's hook that calls a method. Where its object is gone, and in copies of the module, it does nothing."""
 
-    def __init__(self, group: LookedUp | None = None, changes: bool = False) -> None:
-        self._group = (lambda: None) if group is None else weakref.ref(group)
-        self._changes = changes  # also without gradients: the forward renormalises what it reads
+    def __init__(self, method: Callable[..., None]) -> None:
+        self._method = weakref.WeakMethod(method)
 
-    def __call__(self, module: Any, arguments: tuple[Any, ...], named: dict[str, Any]) -> None:
-        group = self._group()
-        if group is not None:
-            group.read(arguments[0] if arguments else named["input"], self._changes)
+    def __call__(self, *arguments: Any) -> None:  # noqa: D102
+        method = self._method()
+        if method is not None:
+            method(*arguments)
 
     def __reduce__(self) -> tuple[Any, tuple[Any, ...]]:
-        return _Reads, ()
+        return getattr, (contextlib.nullcontext(), "__exit__")  # takes anything, does nothing, and needs no package

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import warnings
-import weakref
 from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import torch
@@ -16,56 +16,10 @@ from multiverso.errors import SnapshotError
 from multiverso.params import Model, Resumable, SharedParams, broadcast
 from multiverso.rules import Rule, RuleName
 from multiverso.runtime import Session
-from multiverso.torch.beside import Beside
+from multiverso.torch.beside import beside
 from multiverso.torch.groups import InPlace, Staged, can_move, split_like
-from multiverso.torch.lookups import LookedUp, lookups_of
+from multiverso.torch.lookups import Hook, LookedUp, lookups_of
 from multiverso.torch.structure import Structure
-
-
-class ModuleState:
-    """A module's state, in its groups of shared tensors and outside them.
-
-    Integers and booleans (counters, masks) are this worker's own; frozen parameters and other floating buffers are
-    most often alike in all workers, and are saved once.
-    """
-
-    def __init__(self, module: Any, groups: Sequence[InPlace | Staged]) -> None:
-        self._module = module
-        self._groups = groups
-        self._shared = {id(tensor) for group in groups for tensor in group.tensors}
-
-    def read(self) -> Parts:
-        """Returns the module's state, without a copy where that is possible."""
-        rest = self._rest()
-        common = {name: value for name, value in rest.items() if _is_floating(value)}
-        own = {name: value for name, value in rest.items() if name not in common}
-        return Parts({"groups": [group.state() for group in self._groups], "rest": own}, common or None)
-
-    def check(self, parts: Parts) -> None:
-        """Raises SnapshotError unless `write` can take what `read` has returned."""
-        saved = {**parts.own["rest"], **(parts.common or {})}
-        expected = {name: _kind(value) for name, value in self._rest().items()}
-        got = {name: _kind(value) for name, value in saved.items()}
-        if got != expected or len(parts.own["groups"]) != len(self._groups):
-            odd = sorted(name for name in got.keys() | expected.keys() if got.get(name) != expected.get(name))
-            raise SnapshotError(
-                f"the module is not the one that was saved; {', '.join(odd) or 'its devices or dtypes'} differ. "
-                "Nothing was changed"
-            )
-
-    def write(self, parts: Parts) -> None:
-        """Gives the module its state back; the flat memory has its values already."""
-        for group, state in zip(self._groups, parts.own["groups"], strict=True):
-            group.restore(None if parts.newcomer else state)
-        self._module.load_state_dict({**parts.own["rest"], **(parts.common or {})}, strict=False)
-
-    def _rest(self) -> dict[str, Any]:
-        state = self._module.state_dict(keep_vars=True)
-        return {
-            name: value.detach() if isinstance(value, torch.Tensor) else value
-            for name, value in state.items()
-            if id(value) not in self._shared
-        }
 
 
 def _is_floating(value: Any) -> bool:
@@ -168,7 +122,7 @@ class ParamManager(Resumable):
             whole_every=whole_every,
             rule=rule,
             names=[_plain(called[id(tensor)]) for group in in_order for tensor in group.tensors],
-            allocate=_pinned if any(group.tensors[0].is_cuda for group in self._groups) else _aligned,
+            allocate=partial(_memory, pinned=any(group.tensors[0].is_cuda for group in self._groups)),
             session=session,
         )
         with torch.no_grad():
@@ -183,13 +137,8 @@ class ParamManager(Resumable):
         self._loaded = False  # since the last exchange, by something else than `load`
         if self._shared.workers_num > 1:
             for part in module.modules():
-                part.register_load_state_dict_post_hook(_Loaded(self))
-        state = ModuleState(module, self._groups)
-        self._shared.model = Model(
-            read=lambda: self._read(state),
-            check=lambda parts: self._check_parts(state, parts),
-            write=lambda _, parts: self._write(state, parts),
-        )
+                part.register_load_state_dict_post_hook(Hook(self._note_load))
+        self._shared.model = Model(read=self._read, check=self._check_parts, write=lambda _, parts: self._write(parts))
 
     def sync_all_param(self) -> None:
         """Adds this worker's changes to the shared parameters and takes the values of all, in place.
@@ -220,6 +169,9 @@ class ParamManager(Resumable):
                 "manager.save by manager.load",
                 stacklevel=4,
             )
+
+    def _note_load(self, *_: Any) -> None:
+        self._loaded = True
 
     def _collect(self) -> None:
         for wait in [group.collect() for group in self._groups]:
@@ -262,22 +214,48 @@ class ParamManager(Resumable):
         state = (part or self.module).state_dict(keep_vars=True)
         return {name: shared.get(id(value), getattr(value, "data", value)) for name, value in state.items()}
 
-    def _read(self, state: ModuleState) -> Parts:
+    # -- what of the module is saved beside the shared arrays: integers and booleans (counters, masks) are this worker's
+    # own; frozen parameters and other floating buffers are most often alike in all workers, and are saved once
+
+    def _rest(self) -> dict[str, Any]:
+        shared = {id(tensor) for group in self._groups for tensor in group.tensors}
+        state = self.module.state_dict(keep_vars=True)
+        return {
+            name: value.detach() if isinstance(value, torch.Tensor) else value
+            for name, value in state.items()
+            if id(value) not in shared
+        }
+
+    def _read(self) -> Parts:
         with torch.no_grad():
             self._structure.check()
             if self._flight is not None:
                 self._flight.finish()
-            return state.read()
+            rest = self._rest()
+            common = {name: value for name, value in rest.items() if _is_floating(value)}
+            own = {name: value for name, value in rest.items() if name not in common}
+            return Parts({"groups": [group.state() for group in self._groups], "rest": own}, common or None)
 
-    def _check_parts(self, state: ModuleState, parts: Parts) -> None:
+    def _check_parts(self, parts: Parts) -> None:
         self._structure.check()
-        state.check(parts)
+        saved = {**parts.own["rest"], **(parts.common or {})}
+        expected = {name: _kind(value) for name, value in self._rest().items()}
+        got = {name: _kind(value) for name, value in saved.items()}
+        if got != expected or len(parts.own["groups"]) != len(self._groups):
+            odd = sorted(name for name in got.keys() | expected.keys() if got.get(name) != expected.get(name))
+            raise SnapshotError(
+                f"the module is not the one that was saved; {', '.join(odd) or 'its devices or dtypes'} differ. "
+                "Nothing was changed"
+            )
 
-    def _write(self, state: ModuleState, parts: Parts) -> None:
+    def _write(self, parts: Parts) -> None:
+        """Gives the module its state back; the flat memory has its values already."""
         with torch.no_grad():
             if self._flight is not None:
                 self._flight.finish()
-            state.write(parts)
+            for group, state in zip(self._groups, parts.own["groups"], strict=True):
+                group.restore(None if parts.newcomer else state)
+            self.module.load_state_dict({**parts.own["rest"], **(parts.common or {})}, strict=False)
             self._loaded = False
             in_flight = any(isinstance(group, Staged) and group.in_flight for group in self._groups)
             self._flight = _Flight(self._groups) if in_flight else None
@@ -310,27 +288,12 @@ class ParamManager(Resumable):
                 raise
 
 
-class _Loaded:
-    """A module's hook that notes a `load_state_dict`; in copies of the module it does nothing."""
-
-    def __init__(self, manager: ParamManager) -> None:
-        self._manager = weakref.ref(manager)
-
-    def __call__(self, module: torch.nn.Module, keys: Any) -> None:
-        manager = self._manager()
-        if manager is not None:
-            manager._loaded = True
-
-    def __reduce__(self) -> tuple[Any, tuple[Any, ...]]:
-        return getattr, (contextlib.nullcontext(), "__exit__")  # takes anything, does nothing, and needs no package
-
-
 class _Flight:
     """One exchange during training."""
 
     def __init__(self, groups: Sequence[InPlace | Staged]) -> None:
         self._groups = [group for group in groups if isinstance(group, Staged)]
-        self._beside: Beside | None = None  # none in one whose exchange was done before a save
+        self._beside: Future[Any] | None = None  # none in one whose exchange was done before a save
 
     def begin(self, exchange: Callable[[], None]) -> None:
         for group in self._groups:
@@ -345,11 +308,11 @@ class _Flight:
                 for group in self._groups:
                     group.fetch()
 
-        self._beside = Beside(work, "multiverso-flight")
+        self._beside = beside(work, "multiverso-flight")
 
     def finish(self) -> None:
         if self._beside is not None:
-            self._beside.join()
+            self._beside.result()
 
     def land(self) -> None:
         self.finish()
@@ -391,9 +354,5 @@ def _begin_alike(tensors: list[Any], session: Session | None) -> None:
             tensor.copy_(new.view(tensor.dtype).view(tensor.shape))
 
 
-def _aligned(size: int, dtype: Any) -> Any:
-    return torch.empty(size, dtype=getattr(torch, dtype.name)).numpy()
-
-
-def _pinned(size: int, dtype: Any) -> Any:
-    return torch.empty(size, dtype=getattr(torch, dtype.name), pin_memory=True).numpy()
+def _memory(size: int, dtype: Any, pinned: bool) -> Any:
+    return torch.empty(size, dtype=getattr(torch, dtype.name), pin_memory=pinned).numpy()

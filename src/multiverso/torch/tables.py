@@ -6,17 +6,15 @@ import math
 import threading
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, Unpack
 
 import numpy as np
 import torch
 
 from multiverso import tables
-from multiverso.runtime import Session
 from multiverso.saying import say
-from multiverso.spec.table import Initial
 from multiverso.tables.convert import as_row_ids
-from multiverso.updaters import Updater, UpdaterName
+from multiverso.tables.typed import TableOptions
 
 Array = np.ndarray[Any, Any]
 
@@ -108,8 +106,7 @@ class ArrayTableHandler(_TensorHandler):
             counts.
         dtype: of the tensors that `get` returns; the initial value's where that is floating, else float32.
         device: of the tensors that `get` returns; the initial value's, else the CPU.
-        initial, name, updater: see `multiverso.ArrayTableHandler`.
-        session: the session to use instead of the current one.
+        options: ``initial=``, ``name=``, ``updater=``, ``session=``: see `multiverso.ArrayTableHandler`.
 
     Attributes:
         table: the `multiverso` table underneath, with everything else that it can do.
@@ -133,15 +130,10 @@ class ArrayTableHandler(_TensorHandler):
         *,
         dtype: torch.dtype | None = None,
         device: torch.device | str | None = None,
-        initial: Initial = "master",
-        name: str | None = None,
-        updater: UpdaterName | Updater = "add",
-        session: Session | None = None,
+        **options: Unpack[TableOptions],
     ) -> None:
         super().__init__(init_value, dtype, device)
-        self.table = tables.ArrayTableHandler(
-            size, init_value, dtype=self._table_dtype, name=name, updater=updater, initial=initial, session=session
-        )
+        self.table = tables.ArrayTableHandler(size, init_value, dtype=self._table_dtype, **options)
 
     def get(self, sync: bool = True) -> torch.Tensor:
         """Returns the values: a new tensor of shape (size,), of this handler's dtype and device."""
@@ -167,7 +159,7 @@ class MatrixTableHandler(_TensorHandler):
         num_row: rows.
         num_col: columns.
         init_value: as of `ArrayTableHandler`.
-        dtype, device, initial, name, updater, session: see `ArrayTableHandler`.
+        dtype, device, options: see `ArrayTableHandler`.
 
     Attributes:
         table: the `multiverso` table underneath.
@@ -181,22 +173,10 @@ class MatrixTableHandler(_TensorHandler):
         *,
         dtype: torch.dtype | None = None,
         device: torch.device | str | None = None,
-        initial: Initial = "master",
-        name: str | None = None,
-        updater: UpdaterName | Updater = "add",
-        session: Session | None = None,
+        **options: Unpack[TableOptions],
     ) -> None:
         super().__init__(init_value, dtype, device)
-        self.table = tables.MatrixTableHandler(
-            num_row,
-            num_col,
-            init_value,
-            dtype=self._table_dtype,
-            name=name,
-            updater=updater,
-            initial=initial,
-            session=session,
-        )
+        self.table = tables.MatrixTableHandler(num_row, num_col, init_value, dtype=self._table_dtype, **options)
 
     def get(self, row_ids: Any = None, sync: bool = True) -> torch.Tensor:
         """Returns the matrix, or some of its rows: a new tensor on this handler's device.

@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from multiverso.checkpoints import is_newcomer, worker_folder
+from multiverso.checkpoints import worker_folder
 from multiverso.runtime.session.current import current
 from multiverso.torch.param_manager import ParamManager
 
@@ -34,8 +34,8 @@ class Trained:
         if self._directory is None:
             raise ValueError("MVCallback was given no directory= to resume from")
         session = self._options.get("session") or current()
-        self._folder = worker_folder(session, self._directory)
-        self._apart = session.worker_id if is_newcomer(session, self._directory) else None
+        self._folder, newcomer = worker_folder(session, self._directory) or (None, False)
+        self._apart = session.worker_id if newcomer else None
         return self._folder
 
     def _share(self, module: Any) -> None:
