@@ -135,23 +135,16 @@ def test_code_that_cannot_be_linked_is_compiled_again(
     assert object_cache.read(file) == code
 
 
-def test_one_process_compiles_what_several_threads_ask_for(
-    cache: Path, code: bytes, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    built = []
-
-    def build(groups: Any, *_: Any) -> None:
-        built.append(groups)
-        object_cache.write(on_demand.file_name(NAME, "float32"), code)
-
-    monkeypatch.setattr(on_demand, "await_children", build)
-    threads = [threading.Thread(target=on_demand.ensure_all, args=([(NAME, "float32")],)) for _ in range(4)]
+def test_one_process_compiles_what_several_ask_for(cache: Path, code: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    emitted = []
+    monkeypatch.setattr(compiler, "translate", lambda *group: group)
+    monkeypatch.setattr(compiler, "emit", lambda group, machine: emitted.append(group) or code)
+    threads = [threading.Thread(target=on_demand.build, args=(NAME, "float32")) for _ in range(4)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert built == [[(NAME, "float32")]]
-    assert capsys.readouterr().err.count("compiling kernels, once on this machine (small_kernels-float32)") == 1
+    assert emitted == [(NAME, "float32")]
 
 
 def test_a_slow_compilation_says_that_it_goes_on(
@@ -286,15 +279,15 @@ def test_a_child_that_hangs_is_ended(
 
 def test_a_forked_child_does_not_keep_a_lock_that_its_parent_has_let_go(cache: Path) -> None:
     ours, theirs = os.pipe()
-    with object_cache.one_at_a_time():
-        assert not free(cache / "compiling.lock")
+    with object_cache.one_at_a_time("test"):
+        assert not free(cache / "test.lock")
         child = os.fork()
         if child == 0:
             os.close(theirs)
             os.read(ours, 1)
             os._exit(0)
     try:
-        assert free(cache / "compiling.lock")
+        assert free(cache / "test.lock")
     finally:
         os.close(theirs)
         os.close(ours)
@@ -307,10 +300,10 @@ def test_who_waits_for_another_process_s_compiling_says_so(
     """The other may be stopped, or in another terminal; nothing was said for five minutes."""
     monkeypatch.setattr(object_cache, "_QUIET_SECONDS", 0.0)
     monkeypatch.setattr(object_cache, "_LOCK_SECONDS", 0.3)
-    with object_cache.one_at_a_time(), object_cache.one_at_a_time():
+    with object_cache.one_at_a_time("test"), object_cache.one_at_a_time("test"):
         pass
     said = capfd.readouterr().err
-    assert said.count("waiting for another process that compiles kernels, for 0.005 minutes at most") == 1
+    assert said.count("waiting for another process that compiles kernels (test), for 0.005 minutes at most") == 1
 
 
 def free(path: Path) -> bool:

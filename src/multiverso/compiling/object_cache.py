@@ -112,8 +112,8 @@ def _remove_old(directory: Path, name: str) -> None:
 
 
 @contextlib.contextmanager
-def one_at_a_time() -> Iterator[None]:
-    """Lets one process of this machine compile, where the directory lets us lock; the kernel frees it when one dies.
+def one_at_a_time(what: str) -> Iterator[None]:
+    """Lets one process of this machine in, where the directory lets us lock; the kernel frees it when one dies.
 
     It only saves work: after five minutes a process enters all the same. One that waits for long says so, as the other
     may be stopped, or write to another terminal.
@@ -121,12 +121,12 @@ def one_at_a_time() -> Iterator[None]:
     directory = cache_directory()
     with contextlib.ExitStack() as stack:
         if directory is not None:
-            lock = directory / "compiling.lock"
+            lock = directory / f"{what}.lock"
             try:
                 stack.enter_context(files.locked(lock, _QUIET_SECONDS))
             except TimeoutError:
                 minutes = f"{_LOCK_SECONDS / 60:g} minutes"
-                say(f"waiting for another process that compiles kernels, for {minutes} at most")
+                say(f"waiting for another process that compiles kernels ({what}), for {minutes} at most")
                 with contextlib.suppress(TimeoutError):
                     stack.enter_context(files.locked(lock, _LOCK_SECONDS))
         yield

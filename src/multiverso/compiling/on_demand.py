@@ -203,13 +203,18 @@ def _numba_version() -> list[str]:
 
 
 def build(name: str, dtype: str | None) -> bytes:
-    """Compiles a group in this process, and keeps it."""
-    with _compiler() as compiler:
-        code: bytes = uninterrupted(lambda: compiler.emit(compiler.translate(name, dtype), compiler.this_machine()))
-    if are_unchanged(sources_behind(name)):
-        object_cache.write(file_name(name, dtype), code)
-    else:  # what was compiled may be of another text than the file's name says
-        say(f"kernels ({group_of(name, dtype)}) are not kept, as the sources have changed meanwhile")
+    """Compiles a group in this process, unless another one has done so meanwhile, and keeps it."""
+    importlib.import_module(name)
+    group, file = group_of(name, dtype), file_name(name, dtype)
+    with object_cache.one_at_a_time(group):
+        code = object_cache.read(file)
+        if code is None:
+            with _compiler() as compiler:
+                code = uninterrupted(lambda: compiler.emit(compiler.translate(name, dtype), compiler.this_machine()))
+            if are_unchanged(sources_behind(name)):
+                object_cache.write(file, code)
+            else:  # what was compiled may be of another text than the file's name says
+                say(f"kernels ({group}) are not kept, as the sources have changed meanwhile")
     return code
 
 
@@ -238,7 +243,7 @@ def compile_beside(groups: Sequence[Group]) -> None:
     """
     if object_cache.cache_directory() is None or all(_is_there(*group) for group in groups):
         return
-    with object_cache.one_at_a_time():
+    with contextlib.nullcontext() if len(groups) == 1 else object_cache.one_at_a_time("several"):
         wanted = [group for group in groups if not _is_there(*group)][:_MOST]
         if not wanted:
             return
