@@ -147,9 +147,9 @@ def test_a_wrong_binding_is_found_out(factory: Any, law: str) -> None:
 def test_a_law_that_raised_in_a_worker_fails_with_its_traceback() -> None:
     from multiverso.testing.laws import Raised
 
-    broken = [[{"law": Raised("ZeroDivisionError: here")}, {}], [{"law": 1}, {"law": 1}]]
+    broken = [{"law": Raised("ZeroDivisionError: here")}, {"law": 1}]
     with pytest.raises(AssertionError, match="ZeroDivisionError: here"):
-        judge(Law(lambda *_: None, lambda _: None), "law", broken)
+        judge(Law(lambda *_: None, lambda _: None), "law", False, broken)
 
 
 def wrong(values: Any, delta: Any, states: Any) -> None:

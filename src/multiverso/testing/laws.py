@@ -8,7 +8,6 @@ import traceback
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
-from itertools import chain
 from typing import Any
 
 import multiverso as mv
@@ -194,35 +193,29 @@ def call(function: Callable[..., Any], *args: Any) -> Any:
     return function(*args)
 
 
-def try_out(laws: Mapping[str, Law], subject: Any, modes: Sequence[bool] = MODES) -> list[dict[str, Any]]:
-    """Does all laws' work, in a worker: asynchronously, then synchronously; returns a dict for each mode."""
-    found = []
-    for sync in modes:
-        mv.init(sync=sync, timeout_seconds=WAIT_SECONDS)
-        records: dict[str, Any] = {}
-        for name, law in laws.items():
-            try:
-                records[name] = law.work(subject, mv.worker_id())
-            except Exception:
-                records[name] = Raised(traceback.format_exc())
-                break  # the workers are no longer in step
-        mv.shutdown()
-        found.append(records)
-    return found
-
-
-def judge(law: Law, name: str, results: Sequence[Sequence[Mapping[str, Any]]]) -> None:
-    """Raises AssertionError when a law does not hold in what the workers brought from `try_out`."""
-    for mode, sync in enumerate(MODES):
-        records = [worker[mode].get(name) for worker in results]
-        how = "synchronous" if sync else "asynchronous"
-        for me, worker in enumerate(results):
-            for other, record in worker[mode].items():
-                assert not isinstance(record, Raised), f"{how}, worker {me}, in {other!r}:\n{record.text}"
+def try_out(laws: Mapping[str, Law], subject: Any, sync: bool) -> dict[str, Any]:
+    """Does all laws' work, in a worker; returns what there is to judge, by their names."""
+    mv.init(sync=sync, timeout_seconds=WAIT_SECONDS)
+    records: dict[str, Any] = {}
+    for name, law in laws.items():
         try:
-            law.check(records)
-        except AssertionError as error:
-            raise AssertionError(f"{how}, {len(records)} workers: {error}") from error
+            records[name] = law.work(subject, mv.worker_id())
+        except Exception:
+            records[name] = Raised(traceback.format_exc())
+            break  # the workers are no longer in step
+    return records
+
+
+def judge(law: Law, name: str, sync: bool, results: Sequence[Mapping[str, Any]]) -> None:
+    """Raises AssertionError when a law does not hold in what the workers brought from `try_out`."""
+    how = "synchronous" if sync else "asynchronous"
+    for me, worker in enumerate(results):
+        for other, record in worker.items():
+            assert not isinstance(record, Raised), f"{how}, worker {me}, in {other!r}:\n{record.text}"
+    try:
+        law.check([worker.get(name) for worker in results])
+    except AssertionError as error:
+        raise AssertionError(f"{how}, {len(results)} workers: {error}") from error
 
 
 def suite_of(
@@ -235,7 +228,7 @@ def suite_of(
     env: Mapping[str, str] | None = None,
     preload: Preload = (),
 ) -> tuple[type, Callable[[int], list[Any]]]:
-    """Returns a class of pytest tests: each law with each number of workers. One job of a number tries all.
+    """Returns a class of pytest tests: each law with each number of workers. A job of each mode tries all.
 
     Args:
         laws: what is to hold, by name.
@@ -252,26 +245,25 @@ def suite_of(
     """
     import pytest
 
-    jobs: list[Job] = []
-    places: dict[str, list[int]] = {}  # of a number's jobs
-    for number in sorted(workers, reverse=True):  # no worker waits while others import and compile
-        places[str(number)] = [len(jobs)]
-        jobs.append(Job(tuple(range(number)), (try_out, laws, subject)))
-    for layout in hosts:
-        places["+".join(map(str, layout))] = [len(jobs) + mode for mode in range(len(MODES))]
-        members = tuple(range(sum(layout)))
-        # across hosts a job begins once, so that each mode has its own
-        jobs += [Job(members, (try_out, laws, subject, (sync,)), tuple(layout)) for sync in MODES]
+    layouts: dict[str, tuple[int, ...]] = {str(number): () for number in sorted(workers, reverse=True)}
+    layouts |= {"+".join(map(str, layout)): tuple(layout) for layout in hosts}
+    # first those of most workers: nobody waits while others import and compile
+    jobs = [
+        Job(tuple(range(sum(layout) or int(number))), (try_out, laws, subject, sync), layout)
+        for number, layout in layouts.items()
+        for sync in MODES
+    ]
     results = when_asked([*jobs, *more], call, on_failure="continue" if more else "stop", env=env, preload=preload)
 
     class Conformance:
         """Laws, each with several numbers of workers."""
 
-        @pytest.mark.parametrize("number", list(places))
+        @pytest.mark.parametrize("number", list(layouts))
         @pytest.mark.parametrize("law", list(laws))
         def test_law(self, number: str, law: str) -> None:
             """The law holds."""
-            parts = [unless_raised(results(place)) for place in places[str(number)]]
-            judge(laws[law], law, [[*chain(*of_worker)] for of_worker in zip(*parts, strict=True)])
+            first = len(MODES) * [*layouts].index(str(number))
+            for place, sync in enumerate(MODES, first):
+                judge(laws[law], law, sync, unless_raised(results(place)))
 
     return Conformance, lambda place: results(len(jobs) + place)
