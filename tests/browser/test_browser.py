@@ -180,6 +180,8 @@ def test_it_fits_a_phone_and_a_screen_light_and_dark(workers: int, tmp_path: Pat
                 browser.wait("document.getElementById('workers').parentElement.classList.contains('after')")
             assert violations(browser) == []
             browser.look(width, browser.value("document.documentElement.scrollHeight"), dark=dark, mobile=width < 1000)
+            browser.wait("document.querySelectorAll('#edges line').length >= 3")
+            browser.wait("document.querySelectorAll('#nodes .needed').length === 1")
             browser.picture(folder / f"page-{workers}-{name}.png")
         assert browser.errors == []
         job.communicate("", timeout=60)

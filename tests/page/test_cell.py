@@ -37,8 +37,11 @@ def test_a_cell_shows_the_page_and_keeps_it(tmp_path: Path) -> None:
     assert re.search(r'<iframe title="The page of the job" src="http://127\.0\.0\.1:\d+/\?token=[\w-]+"', live)
     assert "srcdoc=" in kept
     page = html.unescape(kept)
-    assert '"name":"weights"' in page
-    assert "all workers have finished" in page
+    found = re.search(r'<script type="application/json" id="data">(.*?)</script>', page)
+    assert found
+    now = json.loads(found[1])["now"]
+    assert [table["name"] for table in now["tables"]] == ["weights"]
+    assert now["over"] == "all workers have finished", "what was looked at last comes before that"
     assert "".join(content["text"] for kind, content in shown if kind == "stream") == "[40.0, 40.0]\n"
 
 

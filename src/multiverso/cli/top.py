@@ -210,26 +210,19 @@ def _render_tables(job: Job) -> str:
 
 
 def _render_publications(now: Snapshot) -> str:
-    columns = (
-        "publication",
-        *(["host"] if now.links else []),
-        "version",
-        "step",
-        "readers",
-        "oldest",
-        "left out",
-        "sent",
-        "memory",
-    )
     rows = []
     for one in now.publications:
-        step = "" if one.step is None else str(one.step)
         where = [one.host or ""] if now.links else []
-        oldest = str(one.oldest_version or "")
-        read = (str(one.readers), oldest, str(one.left_out), size(one.sent_bytes), size(one.memory_bytes))
-        counts = (str(one.version), step, *read)
-        rows.append((one.name, *where, *counts))
-    return in_columns(columns, rows)
+        counts = (
+            one.version,
+            "" if one.step is None else one.step,
+            one.readers,
+            one.oldest_version or "",
+            one.left_out,
+        )
+        rows.append((one.name, *where, *map(str, counts), size(one.sent_bytes), size(one.memory_bytes)))
+    columns = ("version", "step", "readers", "oldest", "left out", "sent", "memory")
+    return in_columns(["publication", *(["host"] if now.links else []), *columns], rows)
 
 
 def _render_links(job: Job) -> str:
@@ -248,16 +241,5 @@ def _render_links(job: Job) -> str:
             f"{max(0, link.connections - 1)} times",
         )
         rows.append(row)
-    columns = (
-        "host",
-        "link",
-        "sent",
-        "received",
-        "sent/s",
-        "received/s",
-        "busy",
-        "round trip",
-        "behind at most",
-        "cut",
-    )
+    columns = ("host", "link", "sent", "received", "sent/s", "received/s", "busy", "round trip", "behind (max)", "cut")
     return in_columns(columns, rows)

@@ -149,8 +149,8 @@ def run(
         )
         result = job.run(timeout_seconds)
         if watch is not None:
-            failed = result.culprit.worker_id if result.culprit and result.reason == "failed" else None
-            watch.end(result, result.exit_code == 0, f"{result}", failed, on_failure)
+            first = result.culprit.worker_id if result.culprit else None
+            watch.end(result, result.exit_code == 0, f"{result}", first, on_failure == "stop")
         outcomes = [read_answer(answers[end.worker_id], end) for end in result.exits]
     late = (
         f"multiverso.run took longer than timeout_seconds={timeout_seconds:g}" if result.reason == "timeout" else None

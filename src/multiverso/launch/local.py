@@ -10,7 +10,6 @@ from pathlib import Path
 
 from multiverso.deadline import Deadline
 from multiverso.errors import StartupError
-from multiverso.launch.job import OnFailure
 from multiverso.launch.on_nodes import Part, job_on
 from multiverso.launch.options import RunOptions, check, log_files, misplaced_workers, program_of
 from multiverso.launch.output import Output
@@ -76,7 +75,7 @@ def _launch(options: RunOptions, place: Place) -> int:
             lambda: report.restarting(starts),
         )
         if watch:
-            _show_end(watch, ended, signals, place, report, options.on_failure)
+            _show_end(watch, ended, signals, place, report, options.on_failure == "stop")
     # after a signal, and on one of several hosts, this process still has to tell its exit code
     if ended.result.reason != "signal" and place.other_hosts is None:
         let_signals_end_us()
@@ -84,21 +83,15 @@ def _launch(options: RunOptions, place: Place) -> int:
     return ended.code
 
 
-def _show_end(
-    watch: Watch, ended: Ended, signals: Signals, place: Place, report: Report, on_failure: OnFailure
-) -> None:
-    """Shows on the page how a job has ended, and because of whom."""
-    result, now = ended.result, watch.history.now
-    lost = now.in_order_of_loss if now else []
-    stops = on_failure == "stop"
+def _show_end(watch: Watch, ended: Ended, signals: Signals, place: Place, report: Report, stops: bool) -> None:
+    """Shows on the page how a job has ended, and because of whom; ``stops``: at the first failure."""
+    result, lost = ended.result, watch.history.now.in_order_of_loss if watch.history.now else []
     if place.other_hosts:
         result = _as_told(result, signals, is_doubtful=stops and bool(lost))
     first = None if stops and result.reason == "finished" else _first(result, lost, place)
     well = None if result.reason == "signal" else result.reason == "finished" and ended.code == 0
-    failed = None
-    if stops and first is not None:
-        failed = first.id if isinstance(first, Worker) else first.worker_id
-    watch.end(result, well, _why(result, first, report), failed, on_failure)
+    failed = first.id if isinstance(first, Worker) else first.worker_id if first else None
+    watch.end(result, well, _why(result, first, report), failed, stops)
 
 
 def _as_told(result: JobResult, signals: Signals, is_doubtful: bool) -> JobResult:

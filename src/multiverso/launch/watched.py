@@ -19,7 +19,6 @@ from typing import Self
 import msgspec
 from msgspec.structs import replace
 
-from multiverso.launch.job import OnFailure
 from multiverso.launch.processes import signal_name
 from multiverso.launch.results import JobResult
 from multiverso.page.address import address_of, check_installed, new_file, new_listener, new_token
@@ -157,25 +156,28 @@ class Watch:
                 self._look(last=True)
                 self._node = None
 
-    def end(self, result: JobResult, well: bool | None, why: str, failed: int | None, on_failure: OnFailure) -> None:
+    def end(self, result: JobResult, well: bool | None, why: str, first: int | None, stops: bool) -> None:
         """The job is over, and not started again; says so on the page.
 
         Args:
             result: how this host's workers have ended.
             well: whether the job has; None where a signal has ended it.
             why: how it has, in words.
-            failed: the worker that ended it, on whichever host.
-            on_failure: of the job: where that is "stop", whoever was lost beside that one was so because of the end.
+            first: the worker that failed first, on whichever host.
+            stops: whether that ended the job: then others that were lost were so because of it.
         """
+        with self._looking:
+            self._look(last=True)
+            self._node = None  # of which nothing is shown any more
         if self.history.now is not None:
             innocent = {end.worker_id for end in result.exits if not end.failed}
 
-            def as_ended(worker: Worker) -> Worker:
-                is_ended = worker.state == "lost" and (on_failure == "stop" or worker.id in innocent)
-                state = "failed" if worker.id == failed else "ended" if is_ended else worker.state
-                return replace(worker, state=state)
+            def state_of(worker: Worker) -> str:
+                if stops and worker.id == first:
+                    return "failed"
+                return "ended" if worker.state == "lost" and (stops or worker.id in innocent) else worker.state
 
-            workers = [as_ended(worker) for worker in self.history.now.workers]
+            workers = [replace(worker, state=state_of(worker)) for worker in self.history.now.workers]
             self._show(replace(self.history.now, workers=workers, over=why, well=well))
 
     def close(self) -> None:

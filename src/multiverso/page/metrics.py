@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
 
 from multiverso.watching.snapshot import Snapshot
 
@@ -34,6 +35,7 @@ _COPIES_COUNTERS = {
     "copies_used": "Rows of other hosts that were read or added to.",
     "copies_fetched": "Copies of rows that came from other hosts.",
 }
+_COPIES_GAUGES = {"copies": "Copies of rows that live on other hosts."}
 _PUBLICATION_GAUGES = {
     "version": "The newest version of a publication.",
     "readers": "Processes on a host that read a publication.",
@@ -49,6 +51,10 @@ _LINK_COUNTERS = {
     "bytes_received": "Bytes of values, rows and messages received from a host.",
     "busy_seconds": "Seconds for which something that was sent to a host was on its way.",
     "connections": "Connections made to a host: the first one, and one after each cut.",
+}
+_LINK_GAUGES = {
+    "round_trip_seconds": "How long a packet takes to a host and back, newest and smoothed.",
+    "behind_seconds": "How old a host's adds are before reads here see them, at most.",
 }
 _STATES = ("alive", "left", "lost")
 _Sample = tuple[dict[str, str], float | None]
@@ -72,37 +78,25 @@ def _families(now: Snapshot | None) -> Iterator[str]:
     yield _family("checkpoint", "gauge", "The newest checkpoint that all have written.", [({}, now.checkpoint)])
     yield _family("memory_bytes", "gauge", "Memory of the job's tables on this host.", [({}, now.memory_bytes)])
     yield _family("workers", "gauge", "Workers by state.", [({"state": one}, states.count(one)) for one in _STATES])
-    for kind, labelled, names in (
-        ("worker", workers, _WORKER_COUNTERS),
-        ("table", tables, _TABLE_COUNTERS),
-        ("link", links, _LINK_COUNTERS),
-    ):
-        for name, text in names.items():
-            samples: list[_Sample] = [(labels, getattr(one, name)) for labels, one in labelled]
-            yield _family(f"{kind}_{name}_total", "counter", text, samples)
-    for name, text in _WORKER_GAUGES.items():
-        yield _family(f"worker_{name}", "gauge", text, [(labels, getattr(one, name)) for labels, one in workers])
     rows: list[_Sample] = [(labels, one.shape[0]) for labels, one in tables if one.kind == "keyed"]
     yield _family("table_rows", "gauge", "Keys that have a row in a keyed table.", rows)
-    spread = [(labels, one) for labels, one in tables if one.copies_used]
-    copies: list[_Sample] = [(labels, one.copies) for labels, one in spread]
-    yield _family("table_copies", "gauge", "Copies of rows that live on other hosts.", copies)
-    for name, text in _COPIES_COUNTERS.items():
-        yield _family(f"table_{name}_total", "counter", text, [(labels, getattr(one, name)) for labels, one in spread])
-    published = [({"publication": one.name, "host": one.host or ""}, one) for one in now.publications]
-    for name, text in _PUBLICATION_GAUGES.items():
-        yield _family(f"publication_{name}", "gauge", text, [(labels, getattr(one, name)) for labels, one in published])
-    for name, text in _PUBLICATION_COUNTERS.items():
-        samples = [(labels, getattr(one, name)) for labels, one in published]
-        yield _family(f"publication_{name}_total", "counter", text, samples)
     connected: list[_Sample] = [(labels, one.state == "connected") for labels, one in links]
     yield _family("link_connected", "gauge", "1 while the connection to a host is there.", connected)
-    trips: list[_Sample] = [(labels, one.round_trip_seconds) for labels, one in links]
-    yield _family(
-        "link_round_trip_seconds", "gauge", "How long a packet takes to a host and back, newest and smoothed.", trips
+    spread = [(labels, one) for labels, one in tables if one.copies_used]
+    published = [({"publication": one.name, "host": one.host or ""}, one) for one in now.publications]
+    everything: tuple[tuple[str, Sequence[tuple[dict[str, str], Any]], dict[str, str], dict[str, str]], ...] = (
+        ("worker", workers, _WORKER_COUNTERS, _WORKER_GAUGES),
+        ("table", tables, _TABLE_COUNTERS, {}),
+        ("table", spread, _COPIES_COUNTERS, _COPIES_GAUGES),
+        ("publication", published, _PUBLICATION_COUNTERS, _PUBLICATION_GAUGES),
+        ("link", links, _LINK_COUNTERS, _LINK_GAUGES),
     )
-    behind: list[_Sample] = [(labels, one.behind_seconds) for labels, one in links]
-    yield _family("link_behind_seconds", "gauge", "How old a host's adds are before reads here see them.", behind)
+    for what, labelled, counters, gauges in everything:
+        for names, kind, end in ((counters, "counter", "_total"), (gauges, "gauge", "")):
+            for name, text in names.items():
+                yield _family(
+                    f"{what}_{name}{end}", kind, text, [(labels, getattr(one, name)) for labels, one in labelled]
+                )
     logged: list[_Sample] = [
         ({**labels, "name": name}, value) for labels, one in workers for name, value in one.values.items()
     ]

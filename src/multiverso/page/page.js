@@ -201,7 +201,7 @@
       const [{ needs, waiting_for }] = group, longest = Math.max(...group.map((one) => one.waiting_seconds));
       return `${names(group.map((one) => one.id))} wait${group.length > 1 ? "" : "s"}${needs.length ? ` for ${names(needs)}` : ""}: ${waiting_for}, for ${duration(longest)}`;
     });
-    const texts = lines.length ? lines : ["nobody waits just now"];
+    const texts = lines.length ? lines : [state.now.over ? "nobody waited at the end" : "nobody waits just now"];
     resize($("graph-text"), texts.length, () => make("li"));
     texts.forEach((text, i) => say($("graph-text").children[i], text));
     const kinds = Object.entries(state.now.waited_for).sort((a, b) => b[1] - a[1]).slice(0, 6);

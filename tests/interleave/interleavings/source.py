@@ -10,6 +10,7 @@ from __future__ import annotations
 import ast
 import builtins
 import functools
+import importlib
 import types
 from pathlib import Path
 from typing import Any
