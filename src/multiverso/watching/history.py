@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator
+from typing import TypeVar
 
 from msgspec import Struct
 
@@ -13,6 +14,8 @@ from multiverso.watching.snapshot import Link, Snapshot, Worker
 MOST_POINTS = 600
 _MOST_EVENTS = 500
 _WINDOW_SECONDS, _LATELY_SECONDS = 10.0, 3.0
+_DIGITS = {"waited_seconds": 3, "cost_seconds": 3, "staleness": 2, "cpu_seconds": 2}
+_DIGITS |= {"behind_seconds": 4, "busy_seconds": 3, "busy_back_seconds": 3}
 
 
 class Event(Struct, frozen=True):
@@ -47,6 +50,9 @@ class Way(Struct, frozen=True, array_like=True):
     behind_seconds: float
     busy_seconds: float
     busy_back_seconds: float
+
+
+_Kind = TypeVar("_Kind", Pace, Way)
 
 
 class Point(Struct, frozen=True, array_like=True):
@@ -140,36 +146,22 @@ class History:
 
 def point_of(now: Snapshot) -> Point:
     """Returns what is kept of a snapshot."""
+    keyed = [one for one in now.tables if one.kind == "keyed"]
     return Point(
         round(now.at, 2),
-        [
-            Pace(
-                one.id,
-                one.operations,
-                round(one.waited_seconds, 3),
-                round(one.cost_seconds, 3),
-                round(one.staleness, 2),
-                round(one.cpu_seconds, 2),
-                one.resident_bytes,
-                one.step,
-                {name: value and float(f"{value:.6g}") for name, value in one.values.items()},
-                one.pid,
-            )
-            for one in now.workers
-        ],
-        {
-            link.host: Way(
-                link.bytes_sent,
-                link.bytes_received,
-                link.round_trip_seconds,
-                round(link.behind_seconds, 4),
-                round(link.busy_seconds, 3),
-                round(link.busy_back_seconds, 3),
-            )
-            for link in now.links
-        },
-        {one.name: (one.shape[0], one.copies_used, one.copies_fetched) for one in now.tables if one.kind == "keyed"},
+        [_kept(Pace, one) for one in now.workers],
+        {link.host: _kept(Way, link) for link in now.links},
+        {one.name: (one.shape[0], one.copies_used, one.copies_fetched) for one in keyed},
     )
+
+
+def _kept(kind: type[_Kind], one: Worker | Link) -> _Kind:
+    """Returns what is drawn of a worker, or of the way to a host; nobody sees more digits."""
+    values = {name: getattr(one, name) for name in kind.__struct_fields__}
+    values |= {name: round(values[name], digits) for name, digits in _DIGITS.items() if name in values}
+    if isinstance(one, Worker):
+        values["values"] = {name: value and float(f"{value:.6g}") for name, value in one.values.items()}
+    return kind(**values)
 
 
 def _events(before: Snapshot | None, now: Snapshot, newest: int) -> Iterator[Event]:

@@ -243,11 +243,8 @@ class Observer:
         live = [_checkpoint(seen) for seen in seen_workers if seen["state"] == "alive"]
         self.last = Snapshot(
             at=time.time() if at is None else at,
-            address=status["address"],
             host=status["host"] or "",
-            workers_num=status["workers_num"],
-            up_seconds=status["up_seconds"],
-            memory_bytes=status["memory_bytes"],
+            **{name: status[name] for name in ("address", "workers_num", "up_seconds", "memory_bytes")},
             checkpoint=min(live, default=0),
             workers=workers,
             tables=[_table(table, self._done_before(table)) for table in status["tables"]],
@@ -318,16 +315,13 @@ def kind_of(wait: str) -> str:
 def _worker(seen: Mapping[str, Any], work: Mapping[str, float], cost: Mapping[int, float], staleness: float) -> Worker:
     step, values = _logged(seen["logged"])
     same = ("id", "pid", "program", "state", "incarnation", "waiting_seconds", "needs", "cpu_seconds", "resident_bytes")
+    known: dict[str, Any] = {name: seen[name] for name in same} | {name: work.get(name, 0.0) for name in _COUNTS}
     return Worker(
-        **{name: seen[name] for name in same},
+        **known,
         host=seen["host"] or "",
         waiting_for=seen["waiting_for"] or "",
         waited_seconds=seen["waited_seconds"] + seen["waiting_seconds"],
         cost_seconds=cost.get(seen["id"], 0.0),
-        adds=work.get("adds", 0.0),
-        gets=work.get("gets", 0.0),
-        exchanges=work.get("exchanges", 0.0),
-        bytes=work.get("bytes", 0.0),
         staleness=staleness,
         checkpoint=_checkpoint(seen),
         step=step,
