@@ -76,7 +76,7 @@
 
   const of = (point, host, what) => (point[2][host] || [])[what];
   const busyShare = (a, b, host, way) => {
-    const share = a && rate(a, b, (point) => of(point, host, BUSY[way]));
+    const share = a && b[0] - a[0] >= 2 ? rate(a, b, (point) => of(point, host, BUSY[way])) : null; // a moment says nothing
     return share == null ? null : Math.min(1, share);
   };
 
