@@ -170,6 +170,7 @@ def test_another_host_has_every_version_bit_for_bit_in_few_bytes(name: str, tmp_
                     sums = [*snapshot.checksums.values()]
                 assert said(reader) == (version, number, sums, True)
             assert 0 < forwarder.sent_bytes - first < 5 * 0.03 * whole
+            assert publication._slots._status()["sent_bytes"] == forwarder.sent_bytes, "which the job's page shows"
             assert reader.wait(SECONDS) == 0
 
 
