@@ -116,6 +116,9 @@ class Process:
         """SIGKILL."""
         assert self.process.pid is not None
         os.kill(self.process.pid, signal.SIGKILL)
+
+    def join(self) -> None:
+        """After `kill`: its memory is gone, too."""
         self.process.join()
         self.process.close()
 
@@ -175,17 +178,22 @@ def main() -> int:
         if draw.random() < options.publishers:
             before = time.monotonic()
             publisher.kill()
+            publisher.join()
             publisher = Process(publish, name, options)
             publisher.begin()
             longest = max(longest, time.monotonic() - before)
             kills["publisher"] += 1
         else:
             chosen = draw.sample(range(len(readers)), draw.randint(1, len(readers)))
+            ended = [readers[number] for number in chosen]
+            for reader in ended:
+                reader.kill()
             for number in chosen:
-                readers[number].kill()
                 readers[number] = Process(read, name, options)
             for number in chosen:
                 readers[number].begin()
+            for reader in ended:
+                reader.join()
             kills["reader"] += len(chosen)
     for reader in readers:
         reader.pipe.send("stop")

@@ -3,7 +3,8 @@
 python benchmarks/publications.py [--megabytes 1500] [--readers 8] [--versions 500] [--hosts 3 --link 10mbit]
 
 ``publish_ratio``: a publish beside ``memmove`` of the same bytes, in turns. ``latest_us``: taking and releasing the
-newest version. ``wake_us``: from ``publish`` to a waiting reader of another process. ``models_in_memory``: the
+newest version. ``wake_us``: from a version's being current to a waiting reader of another process that has it, beside
+the same with the whole ``publish``, and a bare wake from process to process. ``models_in_memory``: the
 proportional memory of all processes (PSS), of which each reader has read every byte, in models. ``following``: AdamW
 at 3e-6 in bfloat16 on a small language model (PyTorch), each version sent to another host: bytes as a part of the
 whole's.
@@ -15,8 +16,10 @@ import argparse
 import contextlib
 import ctypes
 import json
+import mmap
 import os
 import secrets
+import signal
 import statistics
 import subprocess
 import sys
@@ -30,6 +33,7 @@ from typing import Any
 import numpy as np
 
 import multiverso as mv
+from multiverso.memory.words import bump_and_wake, load32, load64, store32, store64, wait_for_change
 from namespaces import address_in_star, bytes_a_second, enter, inside, ip, star
 
 READER = """
@@ -118,20 +122,48 @@ def cost(megabytes: int, rounds: int) -> dict[str, Any]:
 
 
 def wakes(rounds: int) -> dict[str, float]:
-    """How long a waiting reader of another process sleeps on."""
-    weights, name, took = {"w": np.zeros(1000)}, f"wakes-{os.getpid()}", []
+    """How long a waiting reader of another process sleeps on, and beside it in turns this machine's own wake."""
+    weights, name = {"w": np.zeros(1000)}, f"wakes-{os.getpid()}"
+    took, whole, bare = [], [], []
+    place = mmap.mmap(-1, 4096)  # shared with a forked child: a word to sleep on, and when it woke
+    word = ctypes.addressof(ctypes.c_char.from_buffer(place))
+    if (sleeper := os.fork()) == 0:
+        while True:
+            while (seen := load32(word)) == load32(word + 4):
+                wait_for_change(word, seen, 1.0)
+            store64(word + 8, time.monotonic_ns())
+            store32(word + 4, load32(word))
     with mv.Publication(name, like=weights) as publication:
         publication.publish(weights)
+        make_current, current = publication._slots.make_current, []
+
+        def stamped(version: int, slot: int) -> None:
+            current.append(time.monotonic_ns())
+            make_current(version, slot)
+
+        publication._slots.make_current = stamped  # type: ignore[method-assign]
         with start(WAITER, name) as waiter:
             line_of(waiter)
             for _ in range(rounds):
                 time.sleep(0.01)  # it sleeps again
                 began = time.monotonic_ns()
                 publication.publish(weights, wait_seconds=10)
-                took.append((int(line_of(waiter)) - began) / 1e3)
+                woken = int(line_of(waiter))
+                took.append((woken - current.pop()) / 1e3)
+                whole.append((woken - began) / 1e3)
+                time.sleep(0.01)
+                began = time.monotonic_ns()
+                bump_and_wake(word)
+                while load32(word + 4) != load32(word):
+                    time.sleep(0.0005)
+                bare.append((load64(word + 8) - began) / 1e3)
             waiter.kill()
-    took.sort()
-    return {"wake_us": statistics.median(took), "wake_us_p90": took[int(0.9 * len(took))]}
+    os.kill(sleeper, signal.SIGKILL)
+    os.waitpid(sleeper, 0)
+    names = {"wake_us": took, "wake_with_publish_us": whole, "wake_of_the_machine_us": bare}
+    return {name: statistics.median(each) for name, each in names.items()} | {
+        "wake_us_p90": sorted(took)[rounds * 9 // 10]
+    }
 
 
 def memory(megabytes: int, readers: int) -> dict[str, float]:

@@ -18,13 +18,12 @@ from multiverso.publications.tensors import Layout, Leaf
 
 PathLike = str | os.PathLike[str]
 _DTYPES = {
-    "BOOL": "bool", "U8": "uint8", "I8": "int8", "U16": "uint16", "I16": "int16", "U32": "uint32", "I32": "int32",
-    "U64": "uint64", "I64": "int64", "F16": "float16", "BF16": "bfloat16", "F32": "float32", "F64": "float64",
-    "C64": "complex64", "F8_E4M3": "float8_e4m3fn", "F8_E5M2": "float8_e5m2", "F8_E8M0": "float8_e8m0fnu",
+    "BOOL": ("bool", 1), "U8": ("uint8", 1), "I8": ("int8", 1), "U16": ("uint16", 2), "I16": ("int16", 2),
+    "U32": ("uint32", 4), "I32": ("int32", 4), "U64": ("uint64", 8), "I64": ("int64", 8), "F16": ("float16", 2),
+    "BF16": ("bfloat16", 2), "F32": ("float32", 4), "F64": ("float64", 8), "C64": ("complex64", 8),
+    "F8_E4M3": ("float8_e4m3fn", 1), "F8_E5M2": ("float8_e5m2", 1), "F8_E8M0": ("float8_e8m0fnu", 1),
 }  # fmt: skip
-_CODES = {name: code for code, name in _DTYPES.items()}
-_ITEM_BYTES = {"BOOL": 1, "U8": 1, "I8": 1, "U16": 2, "I16": 2, "F16": 2, "BF16": 2, "U32": 4, "I32": 4, "F32": 4,
-               "U64": 8, "I64": 8, "F64": 8, "C64": 8, "F8_E4M3": 1, "F8_E5M2": 1, "F8_E8M0": 1}  # fmt: skip
+_CODES = {name: code for code, (name, _) in _DTYPES.items()}
 _MOST_HEADER = 100_000_000  # bytes, as the format has it
 _ALIGNED = 8
 
@@ -90,9 +89,10 @@ def leaves_in(path: PathLike) -> dict[str, Leaf]:
 def _leaf(name: str, entry: _Entry, memory: npt.NDArray[np.uint8]) -> Leaf:
     if entry.dtype not in _DTYPES:
         raise ValueError(f"tensor {name!r} has a dtype that is not known: {entry}")
+    dtype, itemsize = _DTYPES[entry.dtype]
     first, end = entry.data_offsets
-    nbytes = math.prod(entry.shape) * _ITEM_BYTES[entry.dtype]
+    nbytes = math.prod(entry.shape) * itemsize
     if any(extent < 0 for extent in entry.shape) or not 0 <= first <= end <= memory.size or end - first != nbytes:
         raise ValueError(f"tensor {name!r} does not lie in it: {entry}")
     part = memory[first:end]
-    return Leaf(_DTYPES[entry.dtype], tuple(entry.shape), part.__array_interface__["data"][0], nbytes, part)
+    return Leaf(dtype, tuple(entry.shape), part.__array_interface__["data"][0], nbytes, part)

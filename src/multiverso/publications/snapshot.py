@@ -110,7 +110,28 @@ class Snapshot(Mapping[str, Array], InProcess):
             ShapeMismatchError, DtypeMismatchError: other names, shapes or dtypes, or tensors that are a publication's
                 memory themselves. Nothing was changed.
         """
-        load_into(model, self.layout, self._bytes())
+        targets, memory = dict(named(model)), self._bytes()
+        check_names(targets, self.layout)
+        tensors = [self.layout.tensors[self._attachment.by_name[name]] for name in targets]
+        for (name, target), tensor in zip(targets.items(), tensors, strict=True):
+            if not (is_torch(target) or isinstance(target, np.ndarray) or hasattr(target, "assign")):
+                kind = type(target).__name__
+                raise TypeError(f"{name!r} is a {kind}, which cannot be written to: take the arrays of the snapshot")
+            check_like(tensor, str(target.dtype).removeprefix("torch."), tuple(target.shape))
+            if isinstance(target, np.ndarray) and not target.flags.writeable:
+                raise DtypeMismatchError(f"{name!r} is an array that cannot be written to")
+            if is_torch(target) and is_read_only(target.data_ptr()):
+                raise DtypeMismatchError(
+                    f"{name!r} is memory of a publication itself, by load_state_dict(snapshot.torch(), assign=True): "
+                    "do that with the next snapshot, too, or load into a model with memory of its own"
+                )
+        for target, tensor in zip(targets.values(), tensors, strict=True):
+            if is_torch(target):
+                target.detach().copy_(as_tensor(memory, tensor))
+            elif isinstance(target, np.ndarray):
+                target[...] = as_array(memory, tensor)
+            else:
+                target.assign(as_array(memory, tensor))
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes it to a safetensors file, whole or not at all; version, step, time and text go into its metadata.
@@ -183,31 +204,3 @@ class Snapshot(Mapping[str, Array], InProcess):
                 raise ClosedError(f"{self!r} has been released: take the next one")
             self._memory = np.asarray(self._pin)
         return self._memory
-
-
-def load_into(model: Any, layout: Layout, memory: npt.NDArray[np.uint8]) -> None:
-    """Copies the tensors of a slot into a model, in place; nothing is changed where they do not fit."""
-    targets = dict(named(model))
-    check_names(targets, layout)
-    by_name = layout.by_name
-    for name, target in targets.items():
-        if not (is_torch(target) or isinstance(target, np.ndarray) or hasattr(target, "assign")):
-            raise TypeError(
-                f"{name!r} is a {type(target).__name__}, which cannot be written to: take the arrays of the snapshot"
-            )
-        check_like(layout.tensors[by_name[name]], str(target.dtype).removeprefix("torch."), tuple(target.shape))
-        if isinstance(target, np.ndarray) and not target.flags.writeable:
-            raise DtypeMismatchError(f"{name!r} is an array that cannot be written to")
-        if is_torch(target) and is_read_only(target.data_ptr()):
-            raise DtypeMismatchError(
-                f"{name!r} is memory of a publication itself, by load_state_dict(snapshot.torch(), assign=True): do "
-                "that with the next snapshot, too, or load into a model with memory of its own"
-            )
-    for name, target in targets.items():
-        tensor = layout.tensors[by_name[name]]
-        if is_torch(target):
-            target.detach().copy_(as_tensor(memory, tensor))
-        elif isinstance(target, np.ndarray):
-            target[...] = as_array(memory, tensor)
-        else:
-            target.assign(as_array(memory, tensor))
