@@ -27,16 +27,16 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from multiverso import errors
-from multiverso.errors import MultiversoError, NotInThisJobError, OutOfMemoryError, TableMismatchError, WorkerLostError
+from multiverso.errors import MultiversoError, NotInThisJobError, OutOfMemoryError, TableMismatchError
 from multiverso.hosts.control import messages
 from multiverso.hosts.control.messages import Begin, Done, Drop, Free, Make, Part, Unused, Used, Withdraw
 from multiverso.hosts.control.table_steps import writers_of
 from multiverso.layout import words as at
 from multiverso.runtime.job.control import Control
-from multiverso.runtime.job.wait_graph import names
 from multiverso.runtime.node.catalogue import Catalogue, Key, Piece, Spec, words
 from multiverso.runtime.node.connection import Connection
+from multiverso.runtime.node.exchange import Exchange
+from multiverso.runtime.node.refusals import another, check_equal, differ, error_of, lost_error, nobody_has
 from multiverso.spec.table import MemorySpec, TableSpec
 from multiverso.wire.requests import Create, MemoryRequest
 
@@ -84,36 +84,6 @@ class Creation:
     def by_order(self) -> bool:
         """Whether all workers have to ask."""
         return self.key[0] == "order"
-
-
-class Exchange:
-    """What moves a table's values between hosts, as a job on one has it; on several, `ExchangedTables` does.
-
-    Attributes:
-        several: whether there are other hosts.
-        name: what errors call this one.
-    """
-
-    several = False
-    name = ""
-
-    def report(self, *reports: messages.Report) -> None:
-        """Reports to the coordinator, after what this host's workers have done so far."""
-        raise AssertionError("there is nobody to report to")
-
-    def move(self, step: str, piece: Piece, then: Callable[[], None]) -> None:
-        """Does a step of a table's life between the hosts, then calls ``then`` in the node's thread.
-
-        Args:
-            step: ``"join"``, ``"push"`` or ``"finish"``, as in `messages.Begin`; ``"part"``: nothing waits for its
-                values any more; ``"free"``: it leaves the exchange.
-            piece: the table.
-            then: what is to be done after that.
-        """
-        then()
-
-    def refill(self, number: int, then: Callable[[bool], None]) -> None:
-        """Holds a synchronous table's rounds with its values here, calls ``then`` as above, and lets them continue."""
 
 
 _NOTHING_TO_MOVE = Exchange()
@@ -258,7 +228,7 @@ class Creations:
         elif creation is None:
             return  # it was refused here, as a worker is lost
         elif isinstance(order, Drop):
-            self._refuse(creation, _error_of(order))
+            self._refuse(creation, error_of(order))
         elif creation.piece is not None:
             step = order.step
             then = (lambda: self._finish(key)) if step == "finish" else (lambda: self._report(Done(key, step)))
@@ -376,7 +346,7 @@ class Creations:
             return False
         if len({asked.spec for asked in creation.waiting.values()}) > 1:
             each = "; ".join(f"worker {i}: {asked.spec}" for i, asked in sorted(creation.waiting.items()))
-            self._refuse(creation, _differ(creation.key, "workers", each))
+            self._refuse(creation, differ(creation.key, "workers", each))
             return False
         return True
 
@@ -450,9 +420,9 @@ class Creations:
             if connection.worker_id is None or kept is None:
                 continue  # it is gone
             if not here:
-                connection.refuse(request.id, _nobody_has(kept.key))
+                connection.refuse(request.id, nobody_has(kept.key))
             elif kept.spec != asked.spec:
-                connection.refuse(request.id, _another(kept, asked.spec))
+                connection.refuse(request.id, another(kept, asked.spec))
             else:
                 # with an updater the values after a round are made by workers: there has to be one for the next
                 self._hand_over(asked, kept, late=kept.shard is None or kept.shard.spec.updater == "add")
@@ -547,45 +517,3 @@ class Creations:
         piece = self._doomed.pop(worker_id, None)
         if piece is not None:
             self.catalogue.release(piece)
-
-
-def lost_error(lost: list[int], when: str) -> WorkerLostError:
-    """Returns the error for those that waited for a lost worker."""
-    return WorkerLostError(f"{names(lost)} died, or exited without shutdown(), {when}", lost)
-
-
-def check_equal(made: Piece, asked: Spec) -> None:
-    """Raises TableMismatchError where a worker has asked for something else than what there is."""
-    if made.spec != asked:
-        raise _another(made, asked)
-
-
-def _another(made: Piece, asked: Spec) -> TableMismatchError:
-    return TableMismatchError(
-        f"{words(made.key)} is {made.spec}; this worker asked for {asked}. All workers must create the same "
-        "tables in the same order, or by the same names"
-    )
-
-
-def _differ(key: Key, who: str, each: str) -> TableMismatchError:
-    return TableMismatchError(
-        f"{words(key)} differs between {who} ({each}). All workers must create the same tables in the "
-        "same order; nothing was created, and the call can be repeated"
-    )
-
-
-def _error_of(order: Drop) -> MultiversoError:
-    if order.specs:
-        each = "; ".join(f"{host}: {TableSpec.from_message(spec)}" for host, spec in order.specs.items())
-        return _differ(order.key, "hosts", each)
-    kind, message = order.error
-    error: MultiversoError = getattr(errors, kind, MultiversoError)(message)
-    return error
-
-
-def _nobody_has(key: Key) -> MultiversoError:
-    return MultiversoError(
-        f"{words(key)} has an updater, and no host is left that has gone through all of its rounds: those that had its "
-        "values are lost, or their workers' reads have raised in the middle of a round. Start again, from the newest "
-        "checkpoint"
-    )

@@ -18,10 +18,10 @@ from multiverso.runtime.job.processes import ancestors
 from multiverso.runtime.job.wait_graph import names
 from multiverso.runtime.node.catalogue import Catalogue
 from multiverso.runtime.node.connection import Connection
-from multiverso.runtime.node.creation import lost_error
 from multiverso.runtime.node.deaths import Deaths
 from multiverso.runtime.node.hosts import Hosts
 from multiverso.runtime.node.numbers import Numbers
+from multiverso.runtime.node.refusals import lost_error
 from multiverso.wire import messages
 from multiverso.wire.messages import Message
 from multiverso.wire.requests import Attach, Ready, Withdraw

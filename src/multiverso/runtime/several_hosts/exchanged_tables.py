@@ -23,7 +23,7 @@ from multiverso.kernels.between_hosts import node as chained_node
 from multiverso.layout import words as at
 from multiverso.memory.words import load32
 from multiverso.runtime.node.catalogue import Piece
-from multiverso.runtime.node.creation import Exchange
+from multiverso.runtime.node.exchange import Exchange
 from multiverso.runtime.several_hosts.mirror import read_progress, show_progress, write_progress
 from multiverso.runtime.several_hosts.reporting import Reporter
 from multiverso.runtime.several_hosts.spread_tables import SpreadTables

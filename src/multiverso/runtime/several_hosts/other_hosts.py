@@ -61,9 +61,10 @@ from multiverso.runtime.job.control import Control
 from multiverso.runtime.job.options import check_exchange
 from multiverso.runtime.node.catalogue import Catalogue
 from multiverso.runtime.node.connection import Connection
-from multiverso.runtime.node.creation import Creations, lost_error
+from multiverso.runtime.node.creation import Creations
 from multiverso.runtime.node.hosts import Hosts
 from multiverso.runtime.node.membership import Membership
+from multiverso.runtime.node.refusals import lost_error
 from multiverso.runtime.several_hosts.barriers import HostBarriers
 from multiverso.runtime.several_hosts.exchanged_tables import ExchangedTables
 from multiverso.runtime.several_hosts.mirror import write_line
