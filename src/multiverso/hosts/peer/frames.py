@@ -16,9 +16,6 @@ from multiverso.errors import MultiversoError
 from multiverso.hosts.peer.resources import Array, Buffers
 from multiverso.hosts.transport.channel import RefusedError
 
-# A connection begins with frames of this kind: that one came does not say that the others will.
-GREETING = 1
-
 RECEIVED = 7  # a frame without a number: it only says how far this side is
 
 _HEADER = struct.Struct("!BBHIIIQQQ")

@@ -13,7 +13,7 @@ from collections.abc import Callable
 
 from multiverso.deadline import Deadline
 from multiverso.errors import MultiversoError
-from multiverso.hosts.peer.frames import GREETING, HEADER_BYTES, LONGEST_BODY, Numbered, Outgoing, ProtocolError, Reader
+from multiverso.hosts.peer.frames import HEADER_BYTES, LONGEST_BODY, Numbered, Outgoing, ProtocolError, Reader
 from multiverso.hosts.peer.resources import Pace
 from multiverso.hosts.transport.channel import FAR, Channel, RefusedError
 from multiverso.hosts.transport.handshake import HANDSHAKE_SECONDS, Begun, Hello
@@ -368,7 +368,7 @@ class Peer:
                 header, body = whole
                 if self._carried.arrived(header, body, time.monotonic()):
                     self._leaves_some |= self._pump_leaves_some()
-                self._got_on |= header.length > 0 and header.kind != GREETING
+                self._got_on |= header.length > 0
                 self._uncounted += 1 + header.length // _SMALL_BYTES
         return count
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import struct
 from typing import NamedTuple
 
-from multiverso.hosts.peer.frames import GREETING, RECEIVED
+from multiverso.hosts.peer.frames import RECEIVED
 
 # kinds
-OPEN = GREETING  # this side has the table: body says its size, so that both mean the same
+OPEN = 1  # this side has the table: body says its size, so that both mean the same
 CLOSE = 2  # this side has it no more
 PUSH = 3  # host to home: a difference
 ANSWER = 4  # home to host: a difference
