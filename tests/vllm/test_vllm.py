@@ -12,6 +12,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -144,6 +145,15 @@ def test_it_is_told_what_is_missing(llm: Any, name: str) -> None:
     llm.start_weight_update()
     with pytest.raises(RuntimeError, match="init_weight_transfer_engine first"):
         llm.update_weights({"update_info": {}})
+
+
+def test_a_sampler_of_several_workers_is_refused_in_words() -> None:
+    from multiverso.vllm.engine import Engine, Source
+
+    engine = Engine.__new__(Engine)
+    engine.parallel_config = SimpleNamespace(world_size=2)
+    with pytest.raises(RuntimeError, match=r"of 2 workers \(tensor_parallel_size, .*several samplers of one worker"):
+        engine.init_transfer_engine(Source("any"))
 
 
 def test_vllms_own_calls_load_the_newest(llm: Any, name: str) -> None:

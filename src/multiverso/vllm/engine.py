@@ -43,7 +43,17 @@ class Engine(WeightTransferEngine[Source, Update]):  # type: ignore[misc]
     _version = 0
 
     def init_transfer_engine(self, init_info: Source) -> None:
-        """Subscribes."""
+        """Subscribes.
+
+        Raises:
+            RuntimeError: the sampler has several workers, of which one could fail to load what the others have.
+        """
+        if self.parallel_config.world_size > 1:
+            raise RuntimeError(
+                f"a sampler of {self.parallel_config.world_size} workers (tensor_parallel_size, pipeline_parallel_size) "
+                "cannot follow a publication: a version that one of them could not load would be in the others; start "
+                "several samplers of one worker each, which all read the one copy of the publication"
+            )
         self.shutdown()
         self._subscription = subscribe(init_info.publication, init_info.job, timeout_seconds=init_info.timeout_seconds)
 
@@ -60,14 +70,12 @@ class Engine(WeightTransferEngine[Source, Update]):  # type: ignore[misc]
         """Loads a version.
 
         Raises:
-            RuntimeError: there was no ``init_weight_transfer_engine``, or several workers are to load the newest.
+            RuntimeError: there was no ``init_weight_transfer_engine``.
             WaitTimeoutError: there is no version.
             SnapshotError: it does not fit. The weights are those of the version before.
         """
         if self._subscription is None:
             raise RuntimeError("which publication? Call init_weight_transfer_engine first")
-        if self.parallel_config.world_size > 1 and not update_info.ticket:
-            raise RuntimeError("several workers have to load the same version: say which by its ticket")
         ticket = update_info.ticket
         with self._subscription.redeem(ticket) if ticket else self._subscription.latest() as snapshot:
             try:
