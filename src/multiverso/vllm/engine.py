@@ -48,10 +48,10 @@ class Engine(WeightTransferEngine[Source, Update]):  # type: ignore[misc]
         Raises:
             RuntimeError: the sampler has several workers, of which one could fail to load what the others have.
         """
-        if self.parallel_config.world_size > 1:
+        if (workers := self.parallel_config.world_size) > 1:
             raise RuntimeError(
-                f"a sampler of {self.parallel_config.world_size} workers (tensor_parallel_size, pipeline_parallel_size) "
-                "cannot follow a publication: a version that one of them could not load would be in the others; start "
+                f"a sampler of {workers} workers (tensor_parallel_size, pipeline_parallel_size) cannot "
+                "follow a publication: a version that one of them could not load would be in the others; start "
                 "several samplers of one worker each, which all read the one copy of the publication"
             )
         self.shutdown()
