@@ -101,6 +101,8 @@ class OtherHosts(Hosts):
     """
 
     several = True
+    here: ThisHost  # once all of it is there
+    _centre: Centre | Outpost  # once the coordinator was met
 
     def __init__(self, roster: Roster, fabric: Fabric, listener: socket.socket | None = None) -> None:
         super().__init__()
@@ -109,13 +111,11 @@ class OtherHosts(Hosts):
         self.places = roster.places(), roster.names[roster.host]
         self.is_entering = roster.times_replaced > 0
         self.over = threading.Event()
-        self.here: ThisHost | None = None
         self.fabric, self._listener = fabric, listener
         self._closing = threading.Event()
         self._lost: set[int] = set()
         self._notes: dict[int, Note] = {}
         self._published: dict[str, Address] = {}  # where the workers' publications are followed
-        self._centre: Centre | Outpost | None = None
 
     def meet(self, post: Post, address: str) -> None:
         """See `Hosts.meet`."""
@@ -146,7 +146,7 @@ class OtherHosts(Hosts):
     @property
     def all_came(self) -> bool:
         """Whether no host is known not to have come yet."""
-        return self._centre is None or self._centre.all_came
+        return not hasattr(self, "_centre") or self._centre.all_came
 
     def _meet(self, listener: socket.socket | None) -> Centre | Outpost:
         """Begins to listen for the other hosts, and to talk with the coordinator."""
@@ -164,7 +164,6 @@ class OtherHosts(Hosts):
         return centre
 
     def _tell(self, report: Report) -> None:
-        assert self._centre is not None
         self._centre.report(report)
 
     def stay(self, closing: threading.Event, stopped: Callable[[], bool] | None) -> bool:
@@ -177,15 +176,16 @@ class OtherHosts(Hosts):
     def close(self) -> None:
         """See `Hosts.close`."""
         self._closing.set()
-        if self.here is not None:
+        begun = hasattr(self, "here")
+        if begun:
             self.here.stop_moving()
             self.reductions.close()
             self.rows.ring()
             self.control.notify()  # those that follow the workers
         self.fabric.close()
-        if self._centre is not None:
+        if hasattr(self, "_centre"):
             self._centre.close()
-        if self.here is not None:
+        if begun:
             self.here.join()
 
     # -- what happens on this host ---------------------------------------------------------------------------
@@ -335,8 +335,6 @@ class OtherHosts(Hosts):
         Raises:
             OutOfMemoryError: there is no room for a table.
         """
-        here = self.here
-        assert here is not None
         self.control.continue_without_lost(True)
         self.times_replaced = self.roster.times_replaced
         self.tables.how = ExchangeOptions.from_message(order.options["exchange"])
@@ -347,7 +345,7 @@ class OtherHosts(Hosts):
         self.barriers.begin_at(order.released)
         self._published = {published.name: published.address for published in order.published}
         self._connect(order.addresses)
-        catalogue = here.catalogue
+        catalogue = self.here.catalogue
         remote = [worker for worker in self.control.live() if worker not in self.roster.local]
         for table in sorted(order.tables, key=lambda table: table.number):
             piece = catalogue.make(table.key, TableSpec.from_message(table.spec), table.mode, table.number)
@@ -362,7 +360,7 @@ class OtherHosts(Hosts):
             self.tables.show_all(order.workers, order.clocks)
             self.is_entering = False
 
-        here.do(lambda: None, enter)  # once all that was asked for before is done
+        self.here.do(lambda: None, enter)  # once all that was asked for before is done
 
     def notes(self) -> dict[int, Note]:
         """See `Hosts.notes`."""
