@@ -160,29 +160,27 @@ class JobLock:
 
     def alone(self, work: Callable[[], None]) -> None:
         """Calls ``work`` while this worker has the lock alone, be it taken for this or before."""
-        if self.held_alone:
-            work()
-            return
-        try:
-            self.acquire()
-            work()
-            self.release()
-        except BaseException:
-            self.abandon()
-            raise
+        self._during(self.acquire, work, self.release)
 
     def shared(self, work: Callable[[], None]) -> None:
         """Calls ``work`` while this worker shares the lock with others, or has it alone."""
+        own = self._session.worker_id
+
+        def share() -> None:
+            self._lock(_TURNSTILE, None)
+            mutex.unlock(self._mutex(_TURNSTILE))
+            self._lock(own, None)
+
+        self._during(share, work, lambda: mutex.unlock(self._mutex(own)))
+
+    def _during(self, take: Callable[[], None], work: Callable[[], None], give_back: Callable[[], None]) -> None:
         if self.held_alone:
             work()
             return
-        turnstile, own = self._mutex(_TURNSTILE), self._mutex(self._session.worker_id)
         try:
-            self._lock(_TURNSTILE, None)
-            mutex.unlock(turnstile)
-            self._lock(self._session.worker_id, None)
+            take()
             work()
-            mutex.unlock(own)
+            give_back()
         except BaseException:
             self.abandon()
             raise
