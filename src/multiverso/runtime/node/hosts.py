@@ -43,26 +43,26 @@ class Hosts:
         self.ended: set[int] = set()
 
     def meet(self, post: Callable[[Any], None], address: str) -> None:
-        """Begins to talk with the other hosts.
+        """Says how to reach the node, before `begin`.
 
         Args:
             post: hands an order (see `obey`), or something to call, to the node's thread; from any thread.
             address: the node's, for processes of this host.
-
-        Raises:
-            StartupError: one cannot be reached.
         """
 
     def close(self) -> None:
         """Ends that. The other hosts take it for a loss unless the job is over."""
 
     def begin(self, control: Control, catalogue: Catalogue, fixed: bool) -> Creations:
-        """The memory of a run is there; returns what makes tables in it.
+        """The memory of a run is there: begins to talk with the other hosts; returns what makes tables in it.
 
         Args:
             control: the control segment.
             catalogue: the tables.
             fixed: whether the number of workers is fixed.
+
+        Raises:
+            StartupError: another host cannot be reached.
         """
         return Creations(catalogue, control, fixed)
 
