@@ -114,7 +114,7 @@ class Bench:
         rows = np.empty(keys.size, np.int64)
         data = np.ascontiguousarray(np.broadcast_to(delta, (keys.size, self.dim)), self.dtype)
         call = np.array([0, 0, self.after])
-        assert self.kernels["admit"](self.control, self.base, worker, keys[:0], keys, rows, call, 0) == 0
+        assert self.kernels["admit"](self.control, self.base, worker, 0, keys, rows, call, 0) == 0
         assert self.kernels["add"](self.control, self.base, 1, worker, rows, data.ctypes.data, 0) == 0
 
     def find(self, worker: int, keys: Any) -> Any:

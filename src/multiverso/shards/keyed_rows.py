@@ -73,7 +73,7 @@ class KeyedRows:
         if self._budget.shortage(keys.size * load64(self.base + at.ROW_BYTES)) is not None:
             raise OutOfMemoryError("there is no memory for more rows")
         rows = np.full(keys.size, -1)
-        self._run(calls.admit, keys[:0], keys, rows, np.array([0, 0, after]))
+        self._run(calls.admit, 0, keys, rows, np.array([0, 0, after]))
         return rows
 
     def enter_copies(self, keys: Keys, values: Bytes) -> Keys:

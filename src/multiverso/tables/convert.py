@@ -140,9 +140,8 @@ def as_shaped(
     array = as_numpy(value, what)
     if array.ndim == 0:
         array = np.full(shape, array)
-    size = math.prod(shape)
-    if array.size != size or not (any_shape or array.ndim == 1 or array.shape == shape):
-        expected = f"shape {shape}" + ("" if any_shape else f", or {size} numbers flat")
+    if array.shape != shape and (array.size != math.prod(shape) or not (any_shape or array.ndim == 1)):
+        expected = f"shape {shape}" + ("" if any_shape else f", or {math.prod(shape)} numbers flat")
         raise ShapeMismatchError(f"{what} has shape {array.shape}; this {kind} table expects {expected}")
     return as_data(array, dtype, what)
 

@@ -99,7 +99,7 @@ def _admit(control, base, me, is_here, keys, rows, call, given, progress):
                 fetch_to_enter(base, int(keys[later]))
         key = int(keys[k])
         key_hash = hash64(key)
-        if is_here.size > 0 and is_here[(key_hash >> GROUP_SHIFT) & (GROUPS - 1)] == 0:
+        if is_here != 0 and load_acquire64(is_here + 8 * ((key_hash >> GROUP_SHIFT) & (GROUPS - 1))) == 0:
             rows[k] = ELSEWHERE
             continue
         value, segment, word = seek(control, base, owner, key_hash, key)
@@ -120,12 +120,12 @@ def _admit(control, base, me, is_here, keys, rows, call, given, progress):
 
 @kernel
 def admit(
-    control: Address, base: Address, me: Int, is_here: Words, keys: Words, rows: Words, call: Words, progress: Int
+    control: Address, base: Address, me: Int, is_here: Address, keys: Words, rows: Words, call: Words, progress: Int
 ) -> Int:
     """Like `find`, but a key that is not there is entered, with its initial row, or as a candidate for one.
 
     Args:
-        is_here: of each group of keys, whether this table has it, the row of others being ELSEWHERE; empty: it has all.
+        is_here: a word for each group of keys: whether this table has it, the row of others being ELSEWHERE; 0: all.
         call: two zeros at first, which the call uses; and how many adds a key needs to get a row, or 1: at once.
     """
     return _admit(control, base, me, is_here, keys, rows, call, 0, progress)
@@ -136,7 +136,7 @@ def admit_copies(
     control: Address, base: Address, me: Int, keys: Words, rows: Words, given: Address, call: Words, progress: Int
 ) -> Int:
     """Like `admit`, of copies of rows that other hosts have, by the node: they begin with the values that are given."""
-    code = _admit(control, base, me, keys[:0], keys, rows, call, given, progress)
+    code = _admit(control, base, me, 0, keys, rows, call, given, progress)
     store_release64(base + at.GIVEN, 0)
     return code
 

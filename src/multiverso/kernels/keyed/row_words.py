@@ -105,7 +105,7 @@ def hold_row(control, base, owner, word):
 @inner
 def _send_for(rows, row, what):
     """Sends for a row that is going to be changed, and for its word, which another worker may have had last."""
-    _, _, _, stamps, _, _, _ = what
+    stamps = what[0]
     if row >= 0:
         prefetch_to_write(rows.words + 8 * (row >> rows.shift))
         prefetch(stamps + 4 * row)
@@ -115,9 +115,7 @@ def _send_for(rows, row, what):
 
 @inner
 def _add(row, k, what):
-    base, updater, values, stamps, stamped, delta, size = what
-    columns = load_acquire64(base + at.COLUMNS)
-    wanted = columns * load_acquire64(base + at.ITEMSIZE)
+    stamps, stamped, base, updater, values, size, columns, delta, wanted = what
     generation = load_acquire64(base + at.GENERATION)  # under the word: see `pass_through` in `keyed.passes`
     if stamped and load32(stamps + 4 * row) != generation:
         store_int32(stamps + 4 * row, generation)
@@ -133,7 +131,9 @@ def add_to_rows(control, base, updater, me, rows, delta, stamped, progress):
     """
     words, undo = rows_at(base, me), undo_slot_of(base, owner_of(base, me))
     stamps = base + load_acquire64(base + at.STAMPS)
-    what = base, updater, words.values, stamps, stamped, delta, words.stride
+    columns = load_acquire64(base + at.COLUMNS)
+    wanted = columns * load_acquire64(base + at.ITEMSIZE)
+    what = stamps, stamped, base, updater, words.values, words.stride, columns, delta, wanted
     code = change_rows(words, control, me, undo, rows, progress, _AHEAD, _send_for, _add, what)
     if code == 0:
         store_release64(undo + at.UNDO_ROW, 0)

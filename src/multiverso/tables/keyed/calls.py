@@ -59,6 +59,7 @@ class KeyedCalls:
     def __init__(self, session: Session, memory: KeyedMemory, spec: KeyedSpec, is_here: Keys = _ALL) -> None:
         self._session, self._memory, self._spec = session, memory, spec
         self.is_here = is_here
+        self._is_here_at = is_here.ctypes.data if is_here.size else 0  # as the kernel takes it
         self.lock = new_lock()
         self.refuse: Callable[[], None] = _allow
         self._mine = _Mine()
@@ -335,9 +336,9 @@ class KeyedCalls:
         for start in range(done(call.rows), call.keys.size, most):
             part = slice(start, start + most)
             keys = call.keys[part]
-            if number := int(np.count_nonzero(self.is_here[groups_of(keys)])) if self.is_here.size else keys.size:
+            if number := int(np.count_nonzero(self.is_here[groups_of(keys)])) if self._is_here_at else keys.size:
                 self.make_room(number)
-            self.run(kernels.admit, (self.is_here, keys, call.rows[part], call.call), deadline)
+            self.run(kernels.admit, (self._is_here_at, keys, call.rows[part], call.call), deadline)
 
     def make_room(self, keys: int) -> None:
         """Gets memory ready for so many more rows, if the machine has it, which is looked at now and then."""
