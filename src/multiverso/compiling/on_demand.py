@@ -54,10 +54,6 @@ _AT_FIRST: tuple[Group, ...] = tuple(
 
 _kept: list[object] = []
 
-Update = Callable[..., None]
-"""``(values, delta, state, stride, hyper, count)``: a plain loop over pointers, see ``multiverso.updaters``."""
-
-
 # -- what is asked for -----------------------------------------------------------------------------------------
 
 

@@ -67,6 +67,7 @@ class Source:
     def module(self, name: str) -> types.ModuleType:
         """Returns a private module by its full name."""
         if name not in self._modules:
+            importlib.import_module(name)  # where dataclasses look for what a class's types mean
             module = types.ModuleType(name)
             vars(module).update(__file__=str(path_of(name)), __builtins__=self._builtins)
             vars(module)["__package__"] = name.rpartition(".")[0]
