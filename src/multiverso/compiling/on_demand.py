@@ -239,7 +239,8 @@ def compile_beside(groups: Sequence[Group]) -> None:
     """
     if object_cache.cache_directory() is None or all(_is_there(*group) for group in groups):
         return
-    with contextlib.nullcontext() if len(groups) == 1 else object_cache.one_at_a_time("several"):
+    # who wants one group does not wait for a process that compiles all: that group has a lock of its own, see `build`
+    with object_cache.one_at_a_time("several" if len(groups) > 1 else f"{group_of(*groups[0])} alone"):
         wanted = [group for group in groups if not _is_there(*group)][:_MOST]
         if not wanted:
             return
