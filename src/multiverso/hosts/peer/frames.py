@@ -155,8 +155,9 @@ class Reader:
         if self._header is not None:
             return None
         if high - low < HEADER_BYTES:
-            self._buffer[: high - low] = self._buffer[low:high]
-            self._low, self._high = 0, high - low
+            if low:
+                self._buffer[: high - low] = self._buffer[low:high]
+                self._low, self._high = 0, high - low
             return None
         self._header, self._low = Header.unpack(self._buffer, low), low + HEADER_BYTES
         return self._header
@@ -321,9 +322,8 @@ class Numbered:
 
     def note(self, header: Header) -> None:
         """A new frame has arrived, and does not have to come again."""
-        with self._lock:
-            self._received = header.number
-            self._unsaid += 1
-            self._unsaid_bytes += header.length
-            if self._unsaid >= _SAY_FRAMES or self._unsaid_bytes >= _SAY_BYTES:
-                self._say = True
+        self._received = header.number  # by the one thread that receives; counted roughly, so without the lock
+        self._unsaid += 1
+        self._unsaid_bytes += header.length
+        if self._unsaid >= _SAY_FRAMES or self._unsaid_bytes >= _SAY_BYTES:
+            self._say = True
