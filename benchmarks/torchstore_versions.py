@@ -81,9 +81,9 @@ def by_publication(megabytes: float, versions: int) -> None:
 
 def by_torchstore(megabytes: float, versions: int) -> None:
     """Two actors of Monarch."""
-    import torchstore  # type: ignore[import-not-found]
-    from monarch.actor import Actor, endpoint  # type: ignore[import-not-found]
-    from torchstore.utils import spawn_actors  # type: ignore[import-not-found]
+    import torchstore
+    from monarch.actor import Actor, endpoint
+    from torchstore.utils import spawn_actors
 
     class Trainer(Actor):  # type: ignore[misc]
         @endpoint  # type: ignore[untyped-decorator]
