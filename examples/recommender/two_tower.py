@@ -98,10 +98,10 @@ def main():
         if saved is not None:
             optimizer.load_state_dict(saved.pop("optimizer"))
             own = saved
-            folder = worker_folder(current(), options.directory)
-            if folder is not None and mv.Counter("loaded").fetch_add() == 0:
+            found = worker_folder(current(), options.directory)
+            if found is not None and mv.Counter("loaded").fetch_add() == 0:
                 for table in keyed:
-                    table.load(folder / f"{table.name}.safetensors")
+                    table.load(found[0] / f"{table.name}.safetensors")
         mv.barrier()
 
     began, first, done = time.perf_counter(), own["step"], 0

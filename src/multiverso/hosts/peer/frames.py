@@ -42,7 +42,7 @@ class Header(NamedTuple):
         table: number of the table in the job.
         chunk: number of the chunk in the table.
         length: bytes of the body.
-        step: of rounds, see ``rounds/frames.py``.
+        step: of rounds, see ``hosts/rounds/frames.py``.
         number: of the frame, from 1, see `Numbered`; 0: it only says how far this side is.
         received: the number of the last frame that has come from the other side.
     """
