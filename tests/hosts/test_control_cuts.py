@@ -228,6 +228,26 @@ def test_why_a_node_ends_comes_after_all_that_it_has_said() -> None:
     assert not conversation.has_words
 
 
+def test_what_comes_after_the_reason_for_an_end_does_not_replace_it() -> None:
+    """A report of another thread of the ending node came after a number that nobody had noted: "no node sends" it."""
+    heard: list[bytes] = []
+    ending, other = (Conversation(lambda message: heard.append(bytes(message)), Timeouts()) for _ in range(2))
+    for end in (ending, other):
+        end.connect(1)
+    assert ending.accept(Header(RECEIVED)) is None
+    ending.end("its node has ended")
+    ending.put(b"{}")
+    ending.end("and once more")
+    now = time.monotonic()
+    while (frame := ending.next(now)) is not None:
+        body = other.accept(frame.header)
+        if body is not None:
+            body[:] = b"".join((frame.body, *frame.more))
+        other.arrived(frame.header, body, now)
+    assert other.ended == "its node has ended"
+    assert heard == [b"{}"]
+
+
 def test_what_was_said_last_reaches_a_host_that_is_slow_to_read_it() -> None:
     """It had half a second, the slice of any other wait, and not the two that a slow link may take."""
     here, there = socket.socketpair()

@@ -129,7 +129,9 @@ class Conversation(Stream):
         """Takes a frame; what no node sends ends the conversation."""
         self._heard_at = now
         if header.flags & ENDS and body is not None:
-            self.ended = bytes(body).decode(errors="replace")
+            self.ended = bytes(body).decode(errors="replace") if self.ended is None else self.ended
+            if header.number:
+                self.note(header)  # another thread there may have put a message after it
             return False
         try:
             return super().arrived(header, body, now)
