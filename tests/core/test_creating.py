@@ -201,6 +201,38 @@ def test_by_name_who_comes_next_writes_the_value_where_the_first_ones_were_inter
     assert together(work, 3)[2] == [7.0] * 3
 
 
+def test_what_is_closed_while_another_worker_is_interrupted_in_its_call_for_it_is_freed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Who had it last was a worker whose call had come to nothing: nobody looked whether it was needed any more."""
+    asked, closed = threading.Event(), threading.Event()
+    with Node(2) as node:
+
+        def work(worker_id: int) -> None:
+            with Session(node.address, worker_id) as session:
+                table = mv.ArrayTableHandler(3, name="w", session=session) if worker_id == 0 else None
+                session.barrier()
+                if table is not None:
+                    assert asked.wait(30)
+                    table.close()
+                    closed.set()
+                else:
+
+                    def interrupted(*_: object) -> Any:
+                        asked.set()
+                        assert closed.wait(30)
+                        raise InterruptedError
+
+                    with monkeypatch.context() as patch, pytest.raises(InterruptedError):
+                        patch.setattr(session._holdings, "map", interrupted)
+                        mv.ArrayTableHandler(3, name="w", session=session)
+                session.barrier()
+                wait_for(lambda: not node.status()["tables"])
+                session.barrier()
+
+        in_threads([lambda: work(0), lambda: work(1)])
+
+
 def test_all_at_once_by_name_get_one_table() -> None:
     def work(session: Session) -> Any:
         table = mv.MatrixTableHandler(2, 2, name="m", session=session)

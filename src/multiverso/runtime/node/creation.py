@@ -457,6 +457,7 @@ class Creations:
         piece = self.catalogue.piece(connection.enrolled_in)
         if piece is not None:
             self.catalogue.withdraw(piece, worker_id)
+            self.note_unused(piece)  # the others may have closed it meanwhile
 
     def _void(self, creation: Creation, worker_id: int) -> None:
         """Continues as if a worker had not asked."""
