@@ -6,7 +6,6 @@ import contextlib
 
 import msgspec
 
-from multiverso.errors import MultiversoError
 from multiverso.hosts.control.messages import Publication
 from multiverso.runtime.session.observing import publications_of
 from multiverso.runtime.several_hosts.this_host import ThisHost
@@ -38,6 +37,6 @@ class Publishers:
 
     def _run(self) -> None:
         while not self._here.closing.wait(_LOOK_SECONDS):
-            # no descriptor is free, or one has said nonsense: the next look may find another
-            with contextlib.suppress(OSError, MultiversoError, msgspec.MsgspecError):
+            # no descriptor is free, or one has said nonsense: that ends no job, and the next look may find another
+            with contextlib.suppress(Exception):
                 self.seen = msgspec.convert(publications_of(self._job), list[Publication])

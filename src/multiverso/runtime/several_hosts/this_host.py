@@ -58,8 +58,8 @@ class ThisHost:
     def thread(self, name: str, run: Callable[[], None]) -> None:
         """Begins another thread of the node's: if it ends by an exception, so does the node."""
         thread = threading.Thread(target=self._run, args=(run,), name=f"multiverso-{name}", daemon=True)
-        self._threads.append(thread)
         thread.start()
+        self._threads.append(thread)
 
     def _run(self, work: Callable[[], None]) -> None:
         try:
