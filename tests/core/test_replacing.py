@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import errno
 import os
+import select
 import signal
+import subprocess
 import threading
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +25,7 @@ from multiverso.layout import words as at
 from multiverso.params import SharedParams
 from multiverso.runtime import Node, Session
 from multiverso.runtime.node import numbers
+from multiverso.runtime.node.deaths import Deaths
 
 
 @pytest.fixture
@@ -34,6 +38,21 @@ def dead(monkeypatch: pytest.MonkeyPatch) -> Callable[[Session], None]:
         wait_for(lambda: session.control.liveness(session.worker_id) == at.LOST)
 
     return die
+
+
+def test_a_process_whose_number_is_anothers_by_now_has_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The other one was asked, and lives: the node looked again and again, and the worker was never lost."""
+    child = subprocess.Popen(["true"])
+    with select.epoll() as poll, closing(Deaths(lambda _: None, lambda: False)) as deaths:
+        deaths.open(poll)
+        assert deaths.watch_process(3, child.pid)
+        child.wait()
+        another = os.pidfd_open(os.getpid())
+        monkeypatch.setattr(os, "pidfd_open", lambda _: os.dup(another))
+        ((descriptor, _),) = poll.poll(30)
+        found = deaths.ended_process(descriptor)
+        os.close(another)
+    assert found == (3, child.pid)
 
 
 def job(mode: str, **options: Any) -> dict[str, Any]:

@@ -18,7 +18,6 @@ from dataclasses import dataclass
 from multiverso.layout import words as at
 from multiverso.memory import mutex
 from multiverso.runtime.job.control import Control
-from multiverso.runtime.node.numbers import has_ended
 
 _LOOK_SECONDS = 1.0
 
@@ -122,9 +121,13 @@ class Deaths:
 
     def ended_process(self, descriptor: int) -> tuple[int, int] | None:
         """Returns a worker and its process that has ended, if that is what a descriptor says; watches it no longer."""
-        _, pid = self._processes.get(descriptor, (0, 0))
-        # asked, as it may say so of another thing, closed since, that had the same number
-        return self._forget(descriptor) if pid and has_ended(pid) else None
+        if descriptor not in self._processes:
+            return None
+        # asked, as it may say so of another thing, closed since, that had the same number; and not of the process by
+        # its number, which may be another one's by now
+        poll = select.poll()
+        poll.register(descriptor, select.POLLIN)
+        return self._forget(descriptor) if poll.poll(0) else None
 
     def forget_process(self, worker_id: int) -> None:
         """Watches a worker's process no longer: its life lock reports its end sooner, or it has no place any more."""
