@@ -20,6 +20,7 @@ from multiverso.hosts.fabric import Fabric
 from multiverso.layout import words as at
 from multiverso.runtime import Session
 from multiverso.runtime.several_hosts.mirror import read_lines, write_line
+from multiverso.spec.table import TableSpec
 from multiverso.tables import ArrayTableHandler
 
 
@@ -157,6 +158,34 @@ def test_the_others_go_on_without_a_lost_worker_where_they_are_to() -> None:
 
         results = in_threads([lambda i=i: work(i) for i in range(3)])  # type: ignore[misc]
     assert results[:2] == [[3.0] * 10] * 2
+
+
+def test_other_hosts_do_not_wait_for_a_table_by_name_whose_writer_has_died() -> None:
+    """They waited for another worker of its host to ask for it, which has no need to."""
+    begun, over = threading.Event(), threading.Event()
+
+    def work(session: Session) -> Any:
+        if session.worker_id == 0:
+
+            def fill(*_: Any) -> None:
+                begun.set()
+                wait_for(lambda: session.control.worker(2).wait is not None)
+                let_die(session)
+                raise InterruptedError
+
+            with pytest.raises(InterruptedError):
+                session.open_table(TableSpec("array", 1, 3, name="w"), fill)
+        elif session.worker_id == 2:
+            assert begun.wait(30)
+            try:
+                return ArrayTableHandler(3, name="w", session=session).get().tolist()
+            finally:
+                over.set()
+        assert over.wait(30)
+        return None
+
+    with rehearsal(2, 1, on_lost="continue") as job:
+        assert job.run(work, timeout_seconds=10) == [None, None, [0.0] * 3]
 
 
 def test_a_lost_host_is_an_error_on_the_others() -> None:

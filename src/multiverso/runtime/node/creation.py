@@ -64,6 +64,7 @@ class Creation:
         waiting: the workers of this host that have asked, and what for.
         piece: the memory, once it is there.
         writers: the workers whose initial value counts, of all hosts, in the order of their turns.
+        interrupted: by name, those of this host that were such: they may ask again.
         step: what is being done: ``"ask"`` (the other hosts), ``"write"``, or ``"join"`` (what follows between hosts);
             None: workers of this host still ask.
         turns: the workers that still have to write; None before the first has been let in.
@@ -75,6 +76,7 @@ class Creation:
     waiting: dict[int, Asked] = field(default_factory=dict)
     piece: Piece | None = None
     writers: list[int] = field(default_factory=list)
+    interrupted: list[int] = field(default_factory=list)
     step: str | None = None
     turns: deque[int] | None = None
     turn_of: int | None = None
@@ -302,8 +304,8 @@ class Creations:
             here = [i for i in creation.writers if i in creation.waiting]
             if not here and all(i in self.control.local for i in creation.writers):
                 here = sorted(creation.waiting)[:1]  # those were interrupted, or are gone: the next one's value counts
-                if not here and any(map(self.control.is_live, self.control.local)):
-                    return  # other hosts' workers wait for it, too
+                if not here and any(map(self.control.is_live, creation.interrupted)):
+                    return  # other hosts' workers wait for it, too; of one that is lost they get what there is
             creation.turns = deque(here)
         if not creation.turns:
             self._report_made(creation)
@@ -471,6 +473,7 @@ class Creations:
                 creation.turns = None
             if not creation.by_order and worker_id in creation.writers:
                 creation.writers.remove(worker_id)
+                creation.interrupted.append(worker_id)
         if creation.turn_of == worker_id:
             creation.turn_of = None
         self._proceed(creation)
