@@ -227,6 +227,12 @@ def test_a_failure_on_a_host_by_name_ends_all_with_its_code(tmp_path: Path, by_s
     assert "on localhost) died" in done.stdout
 
 
+def test_what_a_program_ends_with_where_its_configuration_is_wrong_is_the_jobs_code(tmp_path: Path) -> None:
+    """78 is EX_CONFIG for many; it was taken for a launcher's refusal, whose code is 2."""
+    done = run("--hosts", 2, "-n", 2, program(tmp_path, "raise SystemExit(78)"))
+    assert done.returncode == 78, done.stderr
+
+
 def test_a_host_that_cannot_be_reached_is_named(tmp_path: Path, by_ssh: list[object]) -> None:
     (tmp_path / "reach").write_text('#!/bin/sh\n[ "$1" = localhost ] && exit 255\nexec sleep 60\n')
     done = run(*by_ssh, "-n", 2, program(tmp_path, ADDING))

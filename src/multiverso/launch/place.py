@@ -17,7 +17,9 @@ if TYPE_CHECKING:
 
 FROM_INPUT = "-"  # what the variable of the roster says where that comes by standard input, see `_ssh`
 JOB_VARIABLE = "MULTIVERSO_JOB"  # its value is one job's: how all of its processes are found
-REFUSED = 78  # what a host's launcher ends with where it cannot do its part; what its workers end with is not that
+# what a host's launcher ends with where it cannot do its part: no code of sysexits.h, nor of a shell, a signal or ssh,
+# as it ends with its workers' otherwise
+REFUSED = 239
 _LONGEST_ROSTER = 1 << 20
 
 
