@@ -19,7 +19,7 @@ from rehearsing import rehearsal
 from multiverso.errors import InterruptedRoundError, ShapeMismatchError, WaitTimeoutError, WorkerLostError
 from multiverso.hosts.combining import CHUNK_BYTES, COMBINE, PIECE_BYTES, PIECES, SMALL_BYTES, Combining, Piece
 from multiverso.hosts.peer import peer as peer_module
-from multiverso.hosts.peer.frames import Header, ProtocolError
+from multiverso.hosts.peer.frames import RECEIVED, Header, ProtocolError
 from multiverso.hosts.peer.messages import LONGEST_MESSAGE, MESSAGE, Messages, Stream
 from multiverso.hosts.peer.peers import Peers
 from multiverso.hosts.peer.resources import Buffers
@@ -109,6 +109,10 @@ def test_a_stream_keeps_little_of_what_was_received_and_refuses_nonsense() -> No
         new_stream().accept(Header(MESSAGE, length=10, number=2))
     with pytest.raises(ProtocolError, match="is said to be received"):
         new_stream().accept(Header(MESSAGE, number=1, received=1))
+    unsent = new_stream()
+    unsent.put(b"{}")
+    with pytest.raises(ProtocolError, match="is said to be received"):  # what is to be sent next was gone
+        unsent.accept(Header(RECEIVED, received=1))
     with pytest.raises(ProtocolError, match="longest"):
         new_stream().accept(Header(MESSAGE, length=LONGEST_MESSAGE + 1, number=1))
     with pytest.raises(ValueError, match="longest"):

@@ -203,7 +203,7 @@ class Numbered:
         self._lock = threading.RLock()
         self._kept: deque[Outgoing] = deque()  # the last ones, which are not known to be received
         self._last = 0  # the number of the last one put
-        self._sent = 0  # of the last one that went out over this connection
+        self._sent = 0  # of the last one that went out over this connection, or the one before where it is not ready
         self._received = 0
         self._unsaid_bytes = self._unsaid = 0
         self._say = False
@@ -308,8 +308,8 @@ class Numbered:
         if (number > 0) == (header.kind == RECEIVED) or (header.length and not number):
             raise ProtocolError(f"a message of {header.length} bytes of kind {header.kind} has the number {number}")
         with self._lock:
-            if not self._last - len(self._kept) <= received <= self._last:
-                raise ProtocolError(f"message {received} is said to be received, of {self._last}")
+            if not self._last - len(self._kept) <= received <= self._sent:
+                raise ProtocolError(f"message {received} is said to be received, of {self._sent} that were sent")
             while self._last - len(self._kept) < received:
                 if (buffer := self._kept.popleft().buffer) is not None:
                     self._lent -= 1
