@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from multiverso.cli import host_doctor
 from multiverso.cli.host_doctor import Probe, compare_clocks, compare_encryption, compare_versions, examine_hosts
 from multiverso.errors import StartupError
 
@@ -42,6 +43,17 @@ def test_the_doctor_tries_what_a_job_on_these_hosts_needs(ssh: str, port: int) -
     assert set(states.values()) == {"ok"}, found
     assert set(states) == {"host 127.0.0.1", "host localhost", "versions", "encryption", "clocks", "to 127.0.0.1"}
     assert f"port {port} and others" in found["to 127.0.0.1"]["text"]
+
+
+def test_a_host_that_says_much_and_no_answer_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each of its lines was given the whole time anew."""
+    ssh = tmp_path / "talks.sh"
+    ssh.write_text("#!/bin/sh\nfor i in $(seq 60); do echo hello; sleep 0.1; done\n")
+    ssh.chmod(0o755)
+    monkeypatch.setattr(host_doctor, "_START_SECONDS", 0.3)
+    with Probe("node1", "node1", [str(ssh)]) as probe:
+        probe.meet()
+    assert "did not answer within 0.3 s" in probe.why
 
 
 def test_a_port_that_is_taken_and_one_that_is_not_reached_are_named(ssh: str, port: int, monkeypatch: Any) -> None:

@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from multiverso.cli.doctor import Finding, State
+from multiverso.deadline import Deadline
 from multiverso.errors import StartupError
 from multiverso.launch.ssh import addresses_of, checked_names, checked_ssh, command_line
 
@@ -81,14 +82,16 @@ class Probe:
         return self._receive(_ANSWER_SECONDS)
 
     def _receive(self, seconds: float) -> dict[str, Any]:
+        deadline, said = Deadline.after(seconds), b""
         self._way.settimeout(seconds)
-        said = b""
         try:
             for said in self._answers:
                 with contextlib.suppress(ValueError):  # what a shell there greets us with, perhaps
                     answer = json.loads(said)
                     if isinstance(answer, dict):
                         return answer
+                if deadline.passed:
+                    raise TimeoutError
             self._give_up("its probe ended", said)
         except TimeoutError:
             self._give_up(f"it did not answer within {seconds:g} s", said)
