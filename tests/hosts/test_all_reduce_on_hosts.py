@@ -6,13 +6,14 @@ import random
 import socket
 import threading
 from collections import deque
+from collections.abc import Mapping
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
-from core_support import bits, outcome
+from core_support import bits, outcome, wait_for
 from fabric_support import interrupt
 from rehearsing import rehearsal
 
@@ -22,10 +23,11 @@ from multiverso.hosts.peer import peer as peer_module
 from multiverso.hosts.peer.frames import RECEIVED, Header, ProtocolError
 from multiverso.hosts.peer.messages import LONGEST_MESSAGE, MESSAGE, Messages, Stream
 from multiverso.hosts.peer.peers import Peers
-from multiverso.hosts.peer.resources import Buffers
+from multiverso.hosts.peer.resources import Buffers, Pace
 from multiverso.hosts.roster import Roster
 from multiverso.hosts.transport.channel import RefusedError
 from multiverso.hosts.transport.credentials import new_credentials
+from multiverso.hosts.transport.handshake import MESSAGES
 from multiverso.memory.words import load64
 from multiverso.runtime import Session
 from multiverso.runtime.collective.reducer import Reducer, all_reduce
@@ -135,6 +137,36 @@ def test_a_host_that_is_dialled_does_not_keep_mail_from_closing(monkeypatch: pyt
             peers.close()
             while silent.recv(1024):
                 pass  # its hello, and then its end
+
+
+def test_a_node_that_takes_a_lost_ones_place_may_connect_before_the_loss_is_known() -> None:
+    """It was fenced off then in place of the lost one, for ever."""
+    credentials = new_credentials(False)
+
+    def node(host: int) -> tuple[Peers, Mapping[int, peer_module.Peer], tuple[str, int]]:
+        peers = Peers(host, 2, credentials, ("127.0.0.1", 0))
+        ends = peers.carry(MESSAGES, lambda number: Stream(lambda message: None, Buffers(2)), Pace(0))
+        return peers, ends, peers.listen()
+
+    first, ends, address = node(0)
+    made = [first]
+    try:
+        for _ in range(2):
+            other, its, _ = node(1)
+            made.append(other)
+            other.connect(0, address)
+            other.open(MESSAGES)
+            wait_for(lambda its=its: its[0].bytes_received or its[0].connections > 1)  # type: ignore[misc]
+            if other is made[1]:
+                other.shut()
+                other.close()
+        first.end(MESSAGES, 1)
+        first.renew(MESSAGES, 1)
+        wait_for(lambda: ends[1].connected)
+    finally:
+        for peers in made:
+            peers.shut()
+            peers.close()
 
 
 @pytest.mark.parametrize("seed", range(20))

@@ -105,6 +105,8 @@ class Peers:
         """After `end`: another node may take the lost host's place, of which nothing is known."""
         with self._lock:
             lost = self._peers[role].get(number)
+            if self._incarnations.get(number) in self._fenced:
+                del self._incarnations[number]
             if lost is not None and not self._closed:
                 peer = self._peers[role][number] = self._new_peer(role, number)
                 peer.count_on(lost)
@@ -141,16 +143,22 @@ class Peers:
         if (theirs.host, theirs.hosts) != (number, self.hosts):
             channel.close()
             raise RefusedError(f"host {theirs.host} of {theirs.hosts} listens where host {number} should")
-        self._incarnations[number] = theirs.incarnation
+        if not self._is_known(theirs):
+            channel.close()
+            raise OSError(f"another node listens where host {number} did, whose loss is not known yet")
         return channel, theirs
+
+    def _is_known(self, theirs: Hello) -> bool:
+        """Whether a node is the one that has its place here: another one may come before this one's loss is known."""
+        with self._lock:
+            return self._incarnations.setdefault(theirs.host, theirs.incarnation) == theirs.incarnation
 
     def _let_in(self, channel: Channel, theirs: Hello) -> None:
         wanted = theirs.host > self.host and theirs.hosts == self.hosts
         if wanted and theirs.incarnation not in self._fenced and theirs.role in self._carried:
             self.open(theirs.role)
             peer = self._peers[theirs.role].get(theirs.host)
-            if peer is not None:  # else this end is closing
-                self._incarnations[theirs.host] = theirs.incarnation
+            if peer is not None and self._is_known(theirs):  # else this end is closing, or it comes again
                 peer.offer(channel, theirs)
                 return
         channel.close()
