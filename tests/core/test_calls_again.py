@@ -23,16 +23,16 @@ SIZE = 3 * STRIPE
 
 
 @contextmanager
-def last_stripe_held(table: Any, session: Session) -> Iterator[None]:
-    """Somebody has the last stripe, as a process would that is stopped; nobody waits long for it."""
-    faults.hold_stripe(table, 2)
+def held(table: Any, session: Session, stripe: int = 2) -> Iterator[None]:
+    """Somebody has a stripe, by default the last, as a process would that is stopped; nobody waits long for it."""
+    faults.hold_stripe(table, stripe)
     patience = session.timeout_seconds
     session.timeout_seconds = 0.01
     try:
         yield
     finally:
         session.timeout_seconds = patience
-        faults.free_stripe(table, 2)
+        faults.free_stripe(table, stripe)
 
 
 ROWS, COLUMNS = 3, STRIPE
@@ -57,7 +57,7 @@ def stuck(alone: Session) -> Iterator[Any]:
 
 @pytest.mark.parametrize("add", [whole, rows])
 def test_an_add_that_timed_out_goes_on_where_it_stopped(alone: Session, stuck: Any, add: Callable[..., None]) -> None:
-    with last_stripe_held(stuck, alone):
+    with held(stuck, alone):
         for _ in range(2):
             with pytest.raises(WaitTimeoutError):
                 add(stuck, 1)
@@ -72,7 +72,7 @@ def test_an_add_that_timed_out_goes_on_where_it_stopped(alone: Session, stuck: A
 @pytest.mark.parametrize("add", [whole, rows])
 @pytest.mark.parametrize("then", ["add", "get", "flush", "barrier", "exchange", "snapshot"])
 def test_another_call_first_does_what_is_left(alone: Session, stuck: Any, add: Callable[..., None], then: str) -> None:
-    with last_stripe_held(stuck, alone), pytest.raises(WaitTimeoutError):
+    with held(stuck, alone), pytest.raises(WaitTimeoutError):
         add(stuck, 1)
     local, last = np.full(SIZE, 5, "f4"), np.zeros(SIZE, "f4")
     calls: dict[str, Callable[[], Any]] = {
@@ -90,12 +90,25 @@ def test_another_call_first_does_what_is_left(alone: Session, stuck: Any, add: C
     assert (stuck.view() == expected).all(), "something was left, once more"
 
 
+@pytest.mark.parametrize("add", [whole, rows])
+def test_what_has_changed_is_looked_for_once_the_rest_of_an_add_is_done(
+    alone: Session, stuck: Any, add: Callable[..., None]
+) -> None:
+    stuck.get(changed=True)
+    with held(stuck, alone, 1), pytest.raises(WaitTimeoutError):
+        add(stuck, 1)
+    ids, values = stuck.get(changed=True)
+    assert ids.tolist() == [0, 1, 2]
+    assert (values == 1).all()
+    assert stuck.get(changed=True)[0].size == 0
+
+
 def test_an_exchange_that_timed_out_takes_no_step_twice(alone: Session) -> None:
     table = mv.ArrayTableHandler(SIZE, session=alone, updater=mv.updaters.nesterov(1.0, 0.5))
     twin = mv.ArrayTableHandler(SIZE, session=alone, updater=mv.updaters.nesterov(1.0, 0.5))
     local, last = np.ones(SIZE, "f4"), np.zeros(SIZE, "f4")
     other, before = local.copy(), last.copy()
-    with last_stripe_held(table, alone), pytest.raises(WaitTimeoutError):
+    with held(table, alone), pytest.raises(WaitTimeoutError):
         table.exchange(local, last, timeout_seconds=0.01)
     table.exchange(local, last)
     twin.exchange(other, before)

@@ -204,21 +204,24 @@ class MatrixTableHandler(TableHandler[Scalar]):
             values: Array = super().get(timeout_seconds=timeout_seconds)
             return np.arange(self._spec.rows), values
         deadline = self._ready(timeout_seconds)
-        parts = Partition.of(self._spec)
+        parts, found = Partition.of(self._spec), list[Array]()
         if self._seen is None:
             self._seen = np.full(parts.stripe_count, -1, np.int64)  # none has a version below 0
-        found = np.empty_like(self._seen)
-        stripes = found[: by_stripe.changed_stripes(self._seen, found)]
-        rows = ((stripes[:, None] << parts.shift) + np.arange(1 << parts.shift)).reshape(-1)
-        row_ids, versions = rows[rows < self._spec.rows], np.empty_like(stripes)
-        flat = np.empty(row_ids.size * self._spec.columns, self._dtype)
+        seen = self._seen
 
         def read(call: Call, deadline: Deadline | None) -> None:
+            changed = np.empty_like(seen)  # looked for only here: what a call that raised has left is done before
+            stripes = changed[: by_stripe.changed_stripes(seen, changed)]
+            rows = ((stripes[:, None] << parts.shift) + np.arange(1 << parts.shift)).reshape(-1)
+            row_ids, versions = rows[rows < self._spec.rows], np.empty_like(stripes)
+            flat = np.empty(row_ids.size * self._spec.columns, self._dtype)
             by_stripe.get_stripes(stripes, versions, flat, Call(), deadline)
+            found[:] = stripes, versions, row_ids, flat
 
         self._operations.run(GET_CHANGED, read, (), deadline)
+        stripes, versions, row_ids, flat = found
         result = row_ids, flat.reshape(-1, self._spec.columns)
-        self._seen[stripes] = versions  # last: if an exception comes before it, the next call returns them again
+        seen[stripes] = versions  # last: if an exception comes before it, the next call returns them again
         return result
 
     def add(self, data: Any = None, row_ids: Any = None, sync: bool = False) -> None:  # type: ignore[override]
