@@ -31,7 +31,7 @@ class PlatoonException(Exception):
 
     def __reduce__(self) -> Any:
         given = (self.descr, self.from_exc)
-        return type(self), (self.severity, *given) if type(self) is PlatoonException else given
+        return type(self), given if isinstance(self, PlatoonError | PlatoonWarning) else (self.severity, *given)
 
 
 class PlatoonError(PlatoonException):

@@ -293,6 +293,10 @@ def test_the_older_modules() -> None:
     assert platoon.worker.Worker is Worker
 
 
+class OwnException(util.PlatoonException):
+    """A user's, made as the original's are."""
+
+
 def test_the_older_exceptions() -> None:
     cause = ValueError("why")
     error = util.PlatoonError("what", cause)
@@ -301,6 +305,8 @@ def test_the_older_exceptions() -> None:
     assert str(error) == "what: ValueError: why"
     assert str(pickle.loads(pickle.dumps(error))) == str(error)
     assert util.PlatoonWarning("what").severity == "WARNING"
+    own = pickle.loads(pickle.dumps(OwnException("FATAL", "what", cause)))
+    assert (own.severity, own.descr, str(own)) == ("FATAL", "what", str(error))
 
 
 def test_names_of_mpi(experiment: Any) -> None:
