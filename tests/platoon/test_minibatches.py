@@ -6,13 +6,14 @@ import os
 import select
 import threading
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, ClassVar
 
 import ml_dtypes
 import numpy as np
 import pytest
 
 from platoon.channel import Controller, Worker
+from platoon.channel.data import BatchClient
 from platoon.util import PlatoonError
 
 Pair = tuple[Controller, Worker]
@@ -337,6 +338,23 @@ def test_a_worker_that_connects_after_the_sender_has_ended_does_not_wait(experim
             ):
                 worker.recv_mb()
     experiment.finish(controller)
+
+
+def test_a_sender_that_says_its_end_after_it_was_asked_for_has_not_ended_without() -> None:
+    """It opens, sends all to others and closes while a worker looks: what was said before its port closed is old."""
+
+    class Asked:
+        answers: ClassVar = [(0, False), (7, False), (7, True)]
+
+        def connect(self, *_: Any) -> None:
+            """Nobody is on the port, whenever this worker tries."""
+
+        def wait(self, *_: Any) -> None: ...
+
+        def ask(self, *_: Any) -> tuple[int, bool]:
+            return self.answers.pop(0)
+
+    assert BatchClient(5000, 1, Asked()).receive(True, 60) == []  # type: ignore[arg-type]
 
 
 def test_a_worker_that_connects_after_the_controllers_channel_was_closed_gets_an_empty_list() -> None:

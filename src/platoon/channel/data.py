@@ -288,15 +288,17 @@ class BatchClient:
         if self._ended:
             return []
         until = time.monotonic() + timeout_seconds
-        process, no_more = 0, False
-        while (link := self._connect(until)) is None:  # asked for before: its port was open then, and is not now
+        before = 0
+        while (link := self._connect(until)) is None:
+            # asked each time, so that one that ends just now is heard of
+            process, no_more = self._requests.ask("platoon-sender", {"port": self._port})
             if no_more:
                 self._ended = True
                 return []
-            if process:
+            if before == process != 0:  # its port was open when it was said the first time, and then it was not
                 raise self._without_end(process)
+            before = process
             self._requests.wait(None, until, f"a minibatch, and no sender is on port {self._port}")
-            process, no_more = self._requests.ask("platoon-sender", {"port": self._port})
         self._requests.wait(link.connection, until, "a minibatch")
         received = messages.receive(link.connection)
         if received is None:
