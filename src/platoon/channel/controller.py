@@ -98,8 +98,7 @@ class Controller:
             if self.__launched.pop("multi", False) or multi:
                 from platoon.channel.hosts import Hosts
 
-                self.__hosts = hosts = Hosts(len(self._devices or self.__launched.get("devices", ())))
-                self.__opened.callback(lambda: hosts.close(self.__failed))
+                self.__hosts = Hosts(len(self._devices or self.__launched.get("devices", ())))
             if data_port is not None:
                 self.init_data(data_port, data_hwm)
             if experiment_name:
@@ -229,7 +228,6 @@ class Controller:
             raise PlatoonError(f"minibatches are already sent from port {self.__batches.port}")
         self.data_hwm = data_hwm
         self.__batches = BatchServer(port, self.__senders, self.__reporter.refuse)
-        self.__opened.callback(self.__batches.close, no_more=False)
 
     def send_mb(self, arrays: Sequence[Any] | npt.NDArray[Any], copy: bool = True) -> None:
         """Sends a minibatch to the next worker that has room, and waits for one (half an hour at most).
@@ -412,6 +410,11 @@ class Controller:
             return
         self.__closed = True
         with self.__opened:
+            # before the connections, whose end says less to a worker that waits: the last one comes first
+            if self.__hosts is not None:
+                self.__opened.callback(self.__hosts.close, self.__failed)
+            if self.__batches is not None:
+                self.__opened.callback(self.__batches.close, no_more=False)
             self.__members.end()
         self.__node = None  # its memory goes with the last reference
 
