@@ -8,6 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from multiverso.errors import OutOfMemoryError
+from platoon.channel import sharing
 from platoon.param_sync import ASGD, EASGD, ParamSyncRule
 from platoon.params import adapt
 from platoon.training import param_sync as other_name
@@ -498,3 +500,12 @@ def test_the_rules_of_the_core(experiment: Any) -> None:
     )
     said = experiment.train("core", 3)
     assert all("parameter 0 cannot be shared by the rule easgd" in text for text in said)
+
+
+def test_what_keeps_a_table_from_being_made_is_told_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuses(*_: Any, **__: Any) -> None:
+        raise OutOfMemoryError("no room for it")
+
+    monkeypatch.setattr(sharing, "ArrayTableHandler", refuses)
+    with pytest.raises(OutOfMemoryError, match=r"^no room for it$"):
+        sharing.SharedParameters(None, None, [np.zeros(3)], EASGD(0.5))  # type: ignore[arg-type]

@@ -79,6 +79,8 @@ class SharedParameters:
                 error,
             ) from error
         except MultiversoError as error:
+            if not isinstance(rule, Rule):  # it is not the rule's fault: no memory, or who does not come
+                raise
             raise PlatoonError(f"parameter {number} cannot be shared by the rule {rule}", error) from error
         parameter.write(value)  # which is the shared one now
         return self._of_core[-1].table
