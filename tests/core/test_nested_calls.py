@@ -185,3 +185,29 @@ def test_a_handlers_equal_add_is_none_of_the_add_that_it_has_interrupted(raises:
         assert table.get([1]).tolist() == [[2.0, 2.0]], "the handler's once, and the other once"
         table.add(delta, [1])
         assert table.get([1]).tolist() == [[3.0, 3.0]]
+
+
+def test_an_add_that_raised_with_a_handlers_add_is_recognised_all_the_same() -> None:
+    """Both raise: the handler's, and by it the one that it has interrupted, which had done all its work."""
+    with alone() as session:
+        table = mv.KeyedTable(2, session=session)
+        make, delta = table._calls.make, np.ones((1, 2))
+        handlers = [lambda: table.add(delta, [2])]
+
+        def make_interrupted(work: Any, do: Any, until: Any) -> Any:
+            def do_interrupted(call: Any, until: Any) -> None:
+                do(call, until)
+                if handlers:
+                    handlers.pop()()
+                elif work.keys[0] == 2:
+                    raise KeyboardInterrupt
+
+            return make(work, do_interrupted, until)
+
+        table._calls.make = make_interrupted
+        with pytest.raises(KeyboardInterrupt):
+            table.add(delta, [1])
+        table.add(delta, [1])
+        assert table.get([1, 2]).tolist() == [[1.0, 1.0]] * 2
+        table.add(delta, [1])
+        assert table.get([1, 2]).tolist() == [[2.0, 2.0], [1.0, 1.0]]

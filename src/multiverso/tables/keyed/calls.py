@@ -234,8 +234,11 @@ class KeyedCalls:
         before = self._mine.call
         if before is not None:
             call.outer = self._interrupted()
-            if call.outer is not before and before.work.is_same(call.work):
+        while before is not None and before is not call.outer:  # those that raised, a handler's before what it was in
+            if before.work.is_same(call.work):
                 call.work = before.work
+                break
+            before = before.outer
         self._mine.call = call
 
     def _interrupted(self) -> Call | None:
