@@ -265,6 +265,26 @@ def test_only_the_rows_that_changed_are_read(mode: str) -> None:
         assert found == (True, True, True, 999, True)
 
 
+def test_what_changes_while_bounded_staleness_is_waited_for_is_read() -> None:
+    may_add = threading.Event()
+
+    def work(session: Session) -> Any:
+        table = mv.MatrixTableHandler(1000, 16, session=session)
+        table.get(changed=True)
+        session.barrier()
+        if session.worker_id == 0:
+            table.get()
+            threading.Timer(0.3, may_add.set).start()
+            ids, values = table.get(changed=True)  # waits for the other one, who is a read behind
+            return ids[values[:, 0] == 1].tolist()
+        may_add.wait(60)
+        table.add(np.ones((1, 16)), row_ids=[700])
+        table.get()
+        return [700]
+
+    assert together(work, 2, staleness=0) == [[700]] * 2
+
+
 def test_a_choice_of_rows_beside_those_that_changed_is_refused(alone: Session) -> None:
     table = mv.MatrixTableHandler(4, 2, session=alone)
     for options in ({"row_ids": [1]}, {"out": np.empty((4, 2), "f4")}, {"dtype": "float16"}):

@@ -103,7 +103,7 @@ class Asynchronous:
         if code:
             self._resume_rows(code, ids, lambda: kernel(*arguments), deadline)
 
-    def changed_stripes(self, seen: Versions, found: Versions) -> int:
+    def changed_stripes(self, seen: Versions, found: Versions, deadline: Deadline | None) -> int:
         return int(rows.changed_stripes.compiled()(self._base, self._me, seen, found))
 
     def get_stripes(

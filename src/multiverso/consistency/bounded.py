@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import wraps
-from typing import Any
+from typing import Any, TypeVar
 
 from multiverso.consistency.asynchronous import NO_TICK, TICK, Asynchronous
 from multiverso.consistency.protocol import Array, Call, CompiledRule, TableAccess
@@ -22,14 +22,16 @@ from multiverso.kernels import waits
 from multiverso.layout import words as at
 from multiverso.memory.words import load64
 
+T = TypeVar("T")
 
-def _waiting(read: Callable[..., None]) -> Callable[..., None]:
+
+def _waiting(read: Callable[..., T]) -> Callable[..., T]:
     """Makes of a read, whose last argument is the deadline, one that waits first."""
 
     @wraps(read)
-    def waiting(self: Bounded, *arguments: Any) -> None:
+    def waiting(self: Bounded, *arguments: Any) -> T:
         self._wait_for_slowest(arguments[-1])
-        read(self, *arguments)
+        return read(self, *arguments)
 
     return waiting
 
@@ -47,7 +49,7 @@ class Bounded(Asynchronous):
     exchange = _waiting(Asynchronous.exchange)
     get_rows = _waiting(Asynchronous.get_rows)
     exchange_rows = _waiting(Asynchronous.exchange_rows)
-    get_stripes = _waiting(Asynchronous.get_stripes)
+    changed_stripes = _waiting(Asynchronous.changed_stripes)  # what comes until then has changed, too
 
     def apply_rule(
         self, rule: CompiledRule, local: Array, push: bool, pull: bool, call: Call, deadline: Deadline | None

@@ -139,8 +139,11 @@ class ByStripe(Protocol):
     def exchange_rows(self, ids: RowIds, local: Array, last: Array, call: Call, deadline: Deadline | None) -> None:
         """Pushes ``local - last`` of some rows and pulls the result into both; RowIdError before anything changes."""
 
-    def changed_stripes(self, seen: Versions, found: Versions) -> int:
-        """Writes the numbers of the stripes of a matrix whose version is not the one seen; returns how many."""
+    def changed_stripes(self, seen: Versions, found: Versions, deadline: Deadline | None) -> int:
+        """Writes the numbers of the stripes of a matrix whose version is not the one seen; returns how many.
+
+        It waits for what `get_stripes` of them may not be without.
+        """
 
     def get_stripes(
         self, stripes: Versions, versions: Versions, out: Array, call: Call, deadline: Deadline | None

@@ -211,7 +211,7 @@ class MatrixTableHandler(TableHandler[Scalar]):
 
         def read(call: Call, deadline: Deadline | None) -> None:
             changed = np.empty_like(seen)  # looked for only here: what a call that raised has left is done before
-            stripes = changed[: by_stripe.changed_stripes(seen, changed)]
+            stripes = changed[: by_stripe.changed_stripes(seen, changed, deadline)]
             rows = ((stripes[:, None] << parts.shift) + np.arange(1 << parts.shift)).reshape(-1)
             row_ids, versions = rows[rows < self._spec.rows], np.empty_like(stripes)
             flat = np.empty(row_ids.size * self._spec.columns, self._dtype)
