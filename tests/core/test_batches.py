@@ -8,6 +8,7 @@ import threading
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 from core_support import MODES, outcome, together, wait_for
@@ -21,6 +22,8 @@ from multiverso.errors import (
     WaitTimeoutError,
     WorkerLostError,
 )
+from multiverso.hosts.control.answers import Deal, Hand
+from multiverso.hosts.control.messages import Line
 from multiverso.layout import words as at
 from multiverso.memory import mutex
 from multiverso.runtime import Node, Session
@@ -231,6 +234,26 @@ def test_a_death_under_the_lock_leaves_the_deal_before() -> None:
 
     loops: list[Any] = []
     assert sorted(together(work, 2, on_lost="continue")[1]) == list(range(12))
+
+
+def test_the_memory_of_the_largest_deal_is_there_before_anything_is_dealt(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else the lack of it is a SIGBUS, in the middle of an epoch."""
+    most, held = 1 << 62, MOST_AHEAD + 1
+    hands = {i: Hand(most, most, most, [most] * held, most, most, {"batches": [most]}) for i in range(at.MAX_WORKERS)}
+    lines = {i: Line(i, most, at.ALIVE, at.ALIVE) for i in hands}
+    largest = Deal(most, (most,) * 4, most, most, [most] * held * len(hands), hands, lines)
+    asked: list[tuple[int, dict[str, Any]]] = []
+    share = Session.shared_memory
+
+    def shared_memory(session: Session, name: str, nbytes: int, *more: Any, **options: Any) -> Any:
+        asked.append((nbytes, options))
+        return share(session, name, nbytes, *more, **options)
+
+    monkeypatch.setattr(Session, "shared_memory", shared_memory)
+    together(lambda session: list(deal(session, 4, 2)), 1)
+    ((nbytes, options),) = asked
+    assert 2 * (len(msgspec.msgpack.encode(largest)) + 8) < nbytes
+    assert not options.get("sparse")
 
 
 def test_the_next_epoch_begins_when_all_have_left_the_last() -> None:

@@ -47,14 +47,14 @@ def _bits_of(workers: Iterable[int]) -> int:
 HEAD = Record(128)
 HEAD.mutex("lock")
 HEAD.int64("which")  # of the two counts
-_ROOM = 1 << 20  # for each: a size, and a deal as MessagePack
+_ROOM = 1 << 17  # for each: a size, and a deal as MessagePack, which has less than 100,000 bytes
 
 
 class SharedDeal:
     """What workers of one host take from: memory that they share. Owner: one worker's `Dealer`."""
 
     def __init__(self, session: Session) -> None:
-        self._memory = session.shared_memory("multiverso-batches", HEAD.size + 2 * _ROOM, prepare, sparse=True)
+        self._memory = session.shared_memory("multiverso-batches", HEAD.size + 2 * _ROOM, prepare)
         self._head = self._memory.array[: HEAD.size].view(HEAD.dtype)[0]
         self._rooms = self._memory.array[HEAD.size :].reshape(2, _ROOM)
 
