@@ -287,7 +287,7 @@ def test_what_is_added_to_a_copy_that_goes_is_taken_when_no_call_can_have_found_
 
 
 def embed(steps: int) -> tuple[float, int]:
-    """Trains an embedding until it has learned, at most for so many steps; returns the last loss and the number of rows.
+    """Trains an embedding until it has learned, at most for so many steps; returns the last loss and the count of rows.
 
     A worker sees its own adds once they have been home and back: how many steps it takes depends on the machine.
     """
