@@ -58,7 +58,7 @@ check: .venv/.dev ## format, lint, types, layers, strict documentation
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/basedpyright
-	$(BIN)/lint-imports
+	cd src && $(CURDIR)/$(BIN)/lint-imports --no-cache --config ../pyproject.toml  # of this tree, not the installed one
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 	@echo "make check: passed"
 

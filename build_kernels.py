@@ -108,7 +108,7 @@ def _compile(share: Sequence[Group], levels: Sequence[str], objects: str) -> tup
     """Writes the object files of some groups; returns the digest of each group's sources, and all functions."""
     prepare()
     from multiverso.compiling import compiler, on_demand, sources
-    from multiverso.compiling.functions import group_of
+    from multiverso.compiling.declared import group_of
 
     digests: dict[str, str] = {}
     symbols: list[str] = []

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from multiverso.compiling import atomics
-from multiverso.compiling.declaring import rebound
+from multiverso.compiling.declared import rebound
 from multiverso.kernels.keyed import passes as keyed_passes  # rebound asks for what is imported
 from multiverso.kernels.keyed import removal as keyed_removal  # rebound asks for what is imported
 from multiverso.kernels.keyed import rounds as keyed_rounds  # rebound asks for what is imported

@@ -22,7 +22,8 @@ import small_kernels
 from multiverso import kernels, updaters
 from multiverso.cli import warmup
 from multiverso.compiling import compiler, object_cache, on_demand
-from multiverso.compiling.declaring import Kernel, declared_in, rebound
+from multiverso.compiling.declared import declared_in, rebound
+from multiverso.compiling.declaring import Kernel
 from multiverso.compiling.linking import KNOWN
 from multiverso.kernels import dense
 

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from keyed_support import Bench
 
-from multiverso.compiling.declaring import rebound
+from multiverso.compiling.declared import rebound
 
 FULL_OF = 640  # keys in the first segment when the test's keys come
 

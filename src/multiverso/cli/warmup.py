@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from multiverso import rules, updaters
 from multiverso.compiling import on_demand, prebuilt
-from multiverso.compiling.declaring import declared_in
+from multiverso.compiling.declared import declared_in
 from multiverso.compiling.object_cache import cache_directory
 from multiverso.spec.table import DTYPES
 

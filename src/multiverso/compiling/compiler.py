@@ -22,8 +22,7 @@ from llvmlite import ir
 from numba import cfunc, from_dtype, int64, njit, types
 
 from multiverso.compiling import from_python, linking, native
-from multiverso.compiling.declaring import ATOMICS, LOOPS, Kernel, declared_in, rebound
-from multiverso.compiling.functions import group_of
+from multiverso.compiling.declared import ATOMICS, LOOPS, Declared, declared_in, group_of, rebound
 
 _OPTIONS = {"error_model": "numpy"}  # as NumPy: nothing raises, so no Python is needed to report it
 # Inner functions are called by compiled code alone: what Python and C would call takes a third of the time.
@@ -58,7 +57,7 @@ def translate(name: str, dtype: str | None) -> Translated:
     symbols = tuple(f"{group_of(name, dtype)}.{each}" for each in declared)
     parts = []
     for symbol, function in zip(symbols, declared.values(), strict=True):
-        compiled = _compile_kernel(function, dtype) if isinstance(function, Kernel) else compile_loop(function, dtype)
+        compiled = _compile_kernel(function, dtype) if isinstance(function, Declared) else compile_loop(function, dtype)
         parts.append(_renamed(compiled.inspect_llvm(), compiled.native_name, symbol))
     return Translated(symbols, _linked(parts))
 
@@ -91,7 +90,7 @@ def _replacement(value: Any) -> Any:
     return value
 
 
-def _compile_kernel(kernel: Kernel[..., Any], dtype: str | None) -> Any:
+def _compile_kernel(kernel: Declared[..., Any], dtype: str | None) -> Any:
     """Compiles a kernel as what Python calls (METH_FASTCALL)."""
     parameters, name = kernel.parameters(), kernel.__name__
     names = {**vars(from_python), "__name__": kernel.__module__}

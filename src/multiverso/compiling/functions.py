@@ -34,12 +34,6 @@ _new_function.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p]
 _new_function.restype = ctypes.py_object
 
 
-def group_of(name: str, dtype: str | None) -> str:
-    """Returns what the kernels or loops are called together that a module has for a dtype, or (None) for none."""
-    short = name.removeprefix("multiverso.").removeprefix("kernels.")
-    return f"{short}-{dtype}" if dtype else short
-
-
 def callable_at(name: str, address: int) -> Callable[..., Any]:
     """Makes a function of Python of compiled code that takes its arguments as CPython passes them."""
     definition = _MethodDef(name.encode(), address, _METH_FASTCALL, None)

@@ -27,8 +27,8 @@ from types import ModuleType
 from typing import Any
 
 from multiverso.compiling import object_cache, prebuilt
-from multiverso.compiling.declaring import declared_in
-from multiverso.compiling.functions import callable_at, group_of
+from multiverso.compiling.declared import declared_in, group_of
+from multiverso.compiling.functions import callable_at
 from multiverso.compiling.sources import are_unchanged, digest_of, sources_of
 from multiverso.deadline import Deadline
 from multiverso.saying import say
