@@ -11,9 +11,10 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 
 import pytest
+from core_support import wait_for
 
 from multiverso.deadline import Deadline
-from multiverso.hosts.peer.frames import HEADER_BYTES, Header, Numbered, ProtocolError, Reader
+from multiverso.hosts.peer.frames import HEADER_BYTES, RECEIVED, Header, Numbered, ProtocolError, Reader
 from multiverso.hosts.peer.messages import Stream
 from multiverso.hosts.peer.peer import Peer
 from multiverso.hosts.peer.resources import Buffers, Pace
@@ -21,6 +22,7 @@ from multiverso.hosts.rounds.neighbour import Neighbour
 from multiverso.hosts.rounds.rounds import Rounds
 from multiverso.hosts.transport.channel import Channel, Plain, RefusedError
 from multiverso.hosts.transport.credentials import new_credentials
+from multiverso.hosts.transport.handshake import Hello
 from multiverso.hosts.transport.tls import Encrypted, context_of, encrypt
 from multiverso.hosts.values.frames import NEWS
 from multiverso.hosts.values.link import Link
@@ -221,6 +223,34 @@ def test_what_is_there_is_received_without_a_wait() -> None:
         with suppress(BlockingIOError):  # what TLS itself says after the handshake
             other.recv_now(memoryview(bytearray(1)))
         check_that_what_is_there_is_received_without_a_wait(encrypted, other)
+
+
+def test_who_closes_after_a_cut_ends_once_the_other_side_has_said_that_it_has_all() -> None:
+    """It waited for its whole time: nothing was left to send, and nobody woke it."""
+    carried = Stream(lambda message: None, Buffers(1))
+    peer = Peer(1, carried, Pace(0), None, "test")
+    peer.start()
+    others = []
+    for generation in (1, 2):
+        ours, theirs = socket.socketpair()
+        theirs.settimeout(20)
+        others.append(Plain(theirs))
+        peer.offer(Plain(ours), Hello(1, 2, incarnation=5, generation=generation))
+        assert Header.unpack(received(others[-1], HEADER_BYTES)).kind == RECEIVED
+        if generation == 1:
+            others[0].send(Header(RECEIVED).pack())
+            carried.put(b"word")
+            peer.pump()
+            received(others[0], HEADER_BYTES + 4)
+            others[0].close()
+    closing = threading.Thread(target=peer.close, args=(Deadline.after(120),), kwargs={"last_words_seconds": 120.0})
+    closing.start()
+    wait_for(lambda: peer._closing_soon)
+    assert carried.has_words
+    others[1].send(Header(RECEIVED, received=1).pack())
+    closing.join(30)
+    assert not closing.is_alive()
+    others[1].close()
 
 
 def test_who_waits_leaves_nothing_in_openssl_that_would_wake_nobody() -> None:

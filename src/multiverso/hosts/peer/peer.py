@@ -375,7 +375,7 @@ class Peer:
     def _tell(self) -> None:
         """Wakes others, last: who wakes before this thread waits has to wait for the interpreter, and wakes twice."""
         self._carried.wake()
-        if self._leaves_some:
+        if self._leaves_some or self._closing_soon:  # who closes waits for the last acknowledgement
             self._leaves_some = False
             self.poke()
 
