@@ -160,8 +160,9 @@ def test_the_others_go_on_without_a_lost_worker_where_they_are_to() -> None:
     assert results[:2] == [[3.0] * 10] * 2
 
 
-def test_other_hosts_do_not_wait_for_a_table_by_name_whose_writer_has_died() -> None:
-    """They waited for another worker of its host to ask for it, which has no need to."""
+@pytest.mark.parametrize("name", [None, "w"])
+def test_what_a_lost_worker_has_begun_to_write_is_no_initial_value_for_other_hosts(name: str | None) -> None:
+    """They waited for another worker of its host to ask for it, which has no need to; later they got zeros."""
     begun, over = threading.Event(), threading.Event()
 
     def work(session: Session) -> Any:
@@ -169,23 +170,25 @@ def test_other_hosts_do_not_wait_for_a_table_by_name_whose_writer_has_died() -> 
 
             def fill(*_: Any) -> None:
                 begun.set()
-                wait_for(lambda: session.control.worker(2).wait is not None)
+                wait_for(lambda: session.control.worker(1).wait is not None)
                 let_die(session)
                 raise InterruptedError
 
             with pytest.raises(InterruptedError):
-                session.open_table(TableSpec("array", 1, 3, name="w"), fill)
-        elif session.worker_id == 2:
+                session.open_table(TableSpec("array", 1, 3, name=name), fill)
+            assert over.wait(30)
+            return None
+        if name is not None:
             assert begun.wait(30)
-            try:
-                return ArrayTableHandler(3, name="w", session=session).get().tolist()
-            finally:
-                over.set()
-        assert over.wait(30)
-        return None
+        try:
+            with pytest.raises(WorkerLostError, match=r"worker 0 .*before the initial value of .*was written"):
+                ArrayTableHandler(3, name=name, session=session)
+            return ArrayTableHandler(3, np.ones(3), name=name, session=session).get().tolist()
+        finally:
+            over.set()
 
-    with rehearsal(2, 1, on_lost="continue") as job:
-        assert job.run(work, timeout_seconds=10) == [None, None, [0.0] * 3]
+    with rehearsal(1, 1, on_lost="continue") as job:
+        assert job.run(work, timeout_seconds=10) == [None, [1.0] * 3]
 
 
 def test_a_lost_host_is_an_error_on_the_others() -> None:

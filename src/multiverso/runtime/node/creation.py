@@ -302,10 +302,16 @@ class Creations:
         first = creation.turns is None
         if creation.turns is None:
             here = [i for i in creation.writers if i in creation.waiting]
-            if not here and all(i in self.control.local for i in creation.writers):
+            if not here and (creation.written or all(i in self.control.local for i in creation.writers)):
                 here = sorted(creation.waiting)[:1]  # those were interrupted, or are gone: the next one's value counts
                 if not here and any(map(self.control.is_live, creation.interrupted)):
-                    return  # other hosts' workers wait for it, too; of one that is lost they get what there is
+                    return  # other hosts' workers wait for it, too
+                if not here:
+                    writers = {*creation.writers, *creation.interrupted}
+                    gone = sorted(i for i in writers if i in self.control.local and not self.control.is_live(i))
+                    when = f"before the initial value of {words(creation.key)} was written; call again"
+                    self._report_made(creation, lost_error(gone, when))
+                    return
             creation.turns = deque(here)
         if not creation.turns:
             self._report_made(creation)
