@@ -33,6 +33,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 MARK = "MULTIVERSO_TEST_RUN"
 SETTLE_SECONDS = 30.0
@@ -96,6 +97,9 @@ UNOWNED_FILES = ("/dev/", "/proc/", "/sys/", "anon_inode:[event")
 os.environ[MARK] = uuid.uuid4().hex
 for name in OTHERS:
     os.environ.pop(name, None)
+# A machine that other tests share is no reason to fail.
+settings.register_profile("shared machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("shared machine")
 # A thread per core in each process of several tests at once only waits for the others' threads, spinning.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 

@@ -41,7 +41,7 @@ def test_a_word_s_key_is_the_same_everywhere() -> None:
     assert len({reading.key_of(f"word{i}") for i in range(1000)}) == 1000
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.lists(st.text("ab\n", max_size=9), max_size=8), st.integers(1, 12))
 def test_each_line_is_in_one_piece(lines: list[str], size: int) -> None:
     import tempfile

@@ -188,7 +188,7 @@ def test_views_are_read_only_windows(alone: Session) -> None:
         view.flags.writeable = True
 
 
-@settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(
     data=hnp.arrays(
         st.sampled_from(["f2", "f4", "f8", ">f8", "i1", "u2", "i8", "?"]),

@@ -177,7 +177,7 @@ def test_special_values_are_kept(special: float) -> None:
     assert out.tobytes() == np.full(5, special, "f4").tobytes()
 
 
-@settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=40)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow], max_examples=40)
 @given(size=st.integers(1, 3 * one_stripe), start=st.integers(0, 3), me=st.integers(0, WORKERS - 1))
 def test_an_add_that_was_stopped_goes_on_where_it_was(size: int, start: int, me: int) -> None:
     """Each stripe is taken once, whatever stripe the worker begins with."""

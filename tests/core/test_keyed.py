@@ -70,7 +70,7 @@ def test_keys_of_every_kind_find_their_own_rows(alone: Session) -> None:
         max_size=20,
     )
 )
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_it_is_a_dict(operations: list[tuple[str, list[int]]]) -> None:
     with Node(1) as node, Session(node.address) as session:
         table = mv.KeyedTable(2, dtype="int64", initial=7, session=session)

@@ -23,7 +23,7 @@ Step = tuple[str, list[int]]
         st.tuples(st.sampled_from(["add", "get", "remove"]), st.lists(st.integers(-6, 6), max_size=8)), max_size=30
     )
 )
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_it_is_a_dict_from_which_keys_are_removed(steps: list[Step]) -> None:
     with Node(1) as node, Session(node.address) as session:
         table = mv.KeyedTable(2, dtype="int64", initial=7, session=session)

@@ -264,7 +264,7 @@ class BoundedTables(Tables):
     staleness = 2
 
 
-QUICK = settings(max_examples=12, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck))
+QUICK = settings(max_examples=12, stateful_step_count=40, suppress_health_check=list(HealthCheck))
 TestAsynchronous = Tables.TestCase
 TestAsynchronous.settings = QUICK
 TestSynchronous = SynchronousTables.TestCase

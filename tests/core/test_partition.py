@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import pairwise
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from multiverso.errors import DtypeMismatchError, ShapeMismatchError, StartupError
@@ -30,7 +30,6 @@ matrices = st.builds(
 specs = st.one_of(arrays, matrices)
 
 
-@settings(deadline=None)
 @given(specs)
 def test_stripes_cover_every_element_once(spec: TableSpec) -> None:
     part = Partition.of(spec)
@@ -38,7 +37,6 @@ def test_stripes_cover_every_element_once(spec: TableSpec) -> None:
     assert (part.stripe_count - 1) * part.stripe_size < spec.elements <= part.stripe_count * part.stripe_size
 
 
-@settings(deadline=None)
 @given(specs)
 def test_a_row_is_never_cut_and_a_stripe_is_as_large_as_may_be(spec: TableSpec) -> None:
     """128 KiB of an array; of a matrix as many rows, a power of two, as 8 KiB hold."""
@@ -54,7 +52,6 @@ def test_a_row_is_never_cut_and_a_stripe_is_as_large_as_may_be(spec: TableSpec) 
     assert (part.stripe_count - 1) * part.stripe_size < spec.elements <= part.stripe_count * part.stripe_size
 
 
-@settings(deadline=None)
 @given(specs, st.integers(1, at.MAX_WORKERS), st.booleans())
 def test_the_parts_of_a_table_do_not_overlap(spec: TableSpec, workers: int, synchronous: bool) -> None:
     places = Places.of(spec, workers, synchronous)
@@ -80,7 +77,6 @@ def test_the_parts_of_a_table_do_not_overlap(spec: TableSpec, workers: int, sync
     assert last + size <= places.size
 
 
-@settings(deadline=None)
 @given(specs)
 def test_a_spec_goes_through_a_message_unchanged(spec: TableSpec) -> None:
     import json

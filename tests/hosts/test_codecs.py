@@ -38,7 +38,7 @@ def send(wire: Wire, difference: Any) -> tuple[Any, int]:
 
 @pytest.mark.parametrize("name", LOSSY)
 @pytest.mark.parametrize("dtype", FLOATS)
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(data=st.data())
 def test_both_sides_read_the_same_numbers(name: str, dtype: str, data: st.DataObject) -> None:
     size = data.draw(st.sampled_from((1, 2, 255, 256, 257, 600)))
@@ -91,7 +91,7 @@ def test_what_a_format_cannot_hold_travels_as_it_is(name: str, number: float) ->
         assert wire.number in (INT8, TOPK)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(wire=st.integers(0, 6), body=st.binary(max_size=400), size=st.integers(1, 300), dtype=st.sampled_from(FLOATS))
 @example(wire=1, body=b"\0\0\x80\x7f", size=1, dtype="float32")  # an infinity
 @example(wire=1, body=b"\0\0\x81\x7f", size=1, dtype="float64")  # a signalling NaN

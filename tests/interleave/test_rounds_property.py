@@ -35,7 +35,7 @@ def plans(draw: Any) -> Plan:
     )
 
 
-@settings(max_examples=200, deadline=None, derandomize=True)
+@settings(max_examples=200, derandomize=True)
 @given(
     plan=plans(),
     turns=st.lists(st.tuples(st.integers(0, 5), st.integers(1, 120)), max_size=20),

@@ -205,7 +205,7 @@ ENTRIES = st.fixed_dictionaries(
 )
 
 
-@settings(deadline=None, max_examples=200)
+@settings(max_examples=200)
 @given(st.lists(JSON | ENTRIES, max_size=2), st.lists(st.binary(max_size=64), max_size=2), st.booleans())
 def test_whatever_comes_is_an_array_of_plain_memory_or_refused(header: Any, parts: list[bytes], copy: bool) -> None:
     try:

@@ -44,7 +44,7 @@ def through(items: list[Array], copy: bool) -> list[Array]:
         batch.close()
 
 
-@settings(deadline=None, max_examples=150)
+@settings(max_examples=150)
 @given(st.lists(arrays(), min_size=1, max_size=3), st.booleans())
 def test_arrays_come_out_as_they_went_in(items: list[Array], copy: bool) -> None:
     for went, came in zip(items, through(items, copy), strict=True):

@@ -186,7 +186,7 @@ def test_elastic_exchanges_move_things_but_lose_none(mode: str) -> None:
     np.testing.assert_allclose(everything, added, atol=1e-12)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(
     centre=st.lists(st.floats(-1e6, 1e6, width=32), min_size=1, max_size=50),
     alpha=st.floats(0.001, 1.0),
