@@ -67,6 +67,17 @@ def test_word2vec_puts_words_together_that_stand_together(
     np.testing.assert_allclose([float(x) for x in line.split()[1:]], vectors[0], rtol=1e-5)
 
 
+def test_a_run_that_is_continued_in_its_job_is_saved_at_its_end_again(corpus: Path, tmp_path: Path) -> None:
+    def words_read(epochs: int) -> int:
+        given = word2vec.Settings(str(corpus), tmp_path / "run", dim=4, epochs=epochs, save_seconds=1e9)
+        return word2vec.train(given)[2]
+
+    with mv.init():
+        assert [words_read(1), words_read(2)] == [6000 * 8, 2 * 6000 * 8]  # since the job began
+    with mv.init():
+        assert words_read(2) == 0
+
+
 def killed_in(me: int, call: int, where: Any, name: str) -> None:
     """Worker ``me`` is killed at the ``call``-th call of a function."""
     function, calls = getattr(where, name), [0]

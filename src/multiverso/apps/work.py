@@ -114,8 +114,8 @@ class Work:
 
     def __iter__(self) -> Iterator[int]:
         """Yields this worker's pieces; ends when all workers have done all. Saves on the way, and at the end."""
-        done = self._done.snapshot()[:, 0]
-        mv.barrier()  # all have seen it before any of them continues
+        done, ended = self._done.snapshot()[:, 0], self._ended.value
+        mv.barrier()  # all have seen both before any of them continues
         began, before = time.perf_counter(), self._counter.value
         shown = mv.is_master_worker()
         with _bar()(
@@ -136,7 +136,7 @@ class Work:
                 done = np.maximum(done, epoch + 1)
             if shown:
                 bar.update(bar.total - bar.n)
-        once(self._directory, lambda: self._ended.value > 0, self._save_all)
+        once(self._directory, lambda: self._ended.value > ended, self._save_all)
 
     def count(self, number: int) -> None:
         """Counts what has been done, in ``unit``, for the bar's rate and `counted`."""
