@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import threading
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -246,6 +247,16 @@ def test_what_travels_between_hosts_comes_from_the_environment(monkeypatch: pyte
     monkeypatch.setenv("MULTIVERSO_WIRE", "int7")
     with pytest.raises(StartupError, match="int7"):
         mv.init()
+
+
+def test_a_session_that_ends_with_its_block_is_released_with_its_memory() -> None:
+    with mv.init() as session:
+        ended = weakref.ref(session)
+    del session
+    gc.collect()
+    assert ended() is None
+    with pytest.raises(ClosedError, match="the session is over"):
+        mv.barrier()
 
 
 def test_timeouts_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from multiverso.errors import ClosedError, NotInitializedError
 from multiverso.runtime.session.session import Session
 
@@ -36,8 +38,15 @@ def is_open() -> bool:
 
 
 def set_current(session: Session | None) -> None:
-    """Makes a session the current one; None lets the last one go."""
+    """Makes a session the current one until it ends; None releases the last one."""
     global _current, _over
     if session is None and _current is not None:
         _over = _current.closed
     _current = session
+    if session is not None:
+        session.after_end.append(partial(_release, session))
+
+
+def _release(session: Session) -> None:
+    if session is _current:
+        set_current(None)

@@ -110,7 +110,7 @@ class Session(InProcess):
         self.incarnation = 0
         self.job = address  # what the job is called, the same in all of its workers
         self.closed: str | None = None  # why it cannot be used any more
-        self._node_is_silent, self._on_close = node_is_silent, on_close
+        self._node_is_silent = node_is_silent
         self._lock = threading.RLock()
         self._ending = threading.RLock()
         self._flushed = self._over = False
@@ -121,6 +121,7 @@ class Session(InProcess):
         self.reducing = new_lock()
         # what `shutdown` calls while everything still works
         self.before_end: dict[str, Callable[[], None]] = {}
+        self.after_end = [] if on_close is None else [on_close]
         waits.barrier.compiled()  # now, and not while others wait for this worker
         self.barriers = 0  # the number of the last one that this worker has passed, the same in all that have
         self._raised = 0  # the number of one that raised: the next call is its repetition
@@ -138,7 +139,7 @@ class Session(InProcess):
             self._attach(worker_id, workers_num, on_lost, deadline)
         except BaseException:
             self.closed = "the session has never begun: an exception came while it was starting"
-            self._on_close = None  # its owner gets the exception
+            self.after_end.clear()  # its owner gets the exception
             try:
                 if self._attaching and withdraw(self._link):
                     self._takes_part = False
@@ -505,10 +506,10 @@ class Session(InProcess):
         self.handles.clear()
         self.reducers.clear()
         _open.discard(self)
-        if self._on_close is not None:
-            self._on_close()
-            # a table that the program keeps would keep a node here, and all of the job's memory
-            self._on_close = None
+        for end in self.after_end:
+            end()
+        # a table that the program keeps would keep a node here, and all of the job's memory
+        self.after_end.clear()
         self._over = True
 
     def note_forked(self) -> None:
