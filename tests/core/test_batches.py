@@ -221,7 +221,7 @@ def test_a_death_under_the_lock_leaves_the_deal_before() -> None:
             def dies() -> None:
                 mutex.lock(shared._memory.address, 1.0)
                 which = int(shared._head["which"])
-                shared._rooms[1 - which][:] = 255
+                shared._rooms[1 - which][:] = b"\xff" * len(shared._rooms[1 - which])
 
             thread = threading.Thread(target=dies)  # its end is the holder's death
             thread.start()

@@ -10,6 +10,7 @@ import resource
 import weakref
 from collections import deque
 from collections.abc import Callable
+from functools import cached_property
 from itertools import repeat
 from typing import Any
 
@@ -162,7 +163,7 @@ def _mapped(address: int | None, size: int) -> int:
     raise OutOfMemoryError(f"{what}: {os.strerror(code)}")
 
 
-class SharedMemory(Struct, frozen=True):
+class SharedMemory(Struct, frozen=True, dict=True):
     """Bytes that every worker of a job on this host sees; from ``Session.shared_memory``.
 
     Nothing guards them: users bring their own order (``multiverso.memory.mutex`` for locks,
@@ -180,7 +181,7 @@ class SharedMemory(Struct, frozen=True):
     number: int
     array: npt.NDArray[np.uint8]
 
-    @property
+    @cached_property  # NumPy takes microseconds to say it
     def address(self) -> int:
         """Where it lies in this process."""
         return int(self.array.__array_interface__["data"][0])

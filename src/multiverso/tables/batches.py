@@ -54,9 +54,10 @@ class SharedDeal:
     """What workers of one host take from: memory that they share. Owner: one worker's `Dealer`."""
 
     def __init__(self, session: Session) -> None:
+        self._process = session.control.worker(session.worker_id).owner
         self._memory = session.shared_memory("multiverso-batches", HEAD.size + 2 * _ROOM, prepare)
         self._head = self._memory.array[: HEAD.size].view(HEAD.dtype)[0]
-        self._rooms = self._memory.array[HEAD.size :].reshape(2, _ROOM)
+        self._rooms = [part.data for part in self._memory.array[HEAD.size :].reshape(2, _ROOM)]
 
     @contextmanager
     def _deal(self, session: Session, deadline: Deadline, what: str) -> Iterator[Deal]:
@@ -64,12 +65,11 @@ class SharedDeal:
         with held(session, self._memory, deadline, what):
             which = int(self._head["which"])
             room, other = self._rooms[which], self._rooms[1 - which]
-            size = int(room[:8].view(np.int64)[0])
-            deal = msgspec.msgpack.decode(room[8 : 8 + size].tobytes(), type=Deal) if size else Deal()
+            size = int.from_bytes(room[:8], "little")
+            deal = msgspec.msgpack.decode(room[8 : 8 + size], type=Deal) if size else Deal()
             yield deal
-            data = np.frombuffer(msgspec.msgpack.encode(deal), np.uint8)
-            other[8 : 8 + data.size] = data
-            other[:8].view(np.int64)[0] = data.size
+            data = msgspec.msgpack.encode(deal)
+            other[: 8 + len(data)] = len(data).to_bytes(8, "little") + data
             self._head["which"] = 1 - which
 
     def ask(
@@ -81,7 +81,8 @@ class SharedDeal:
         while True:
             seen = load32(control.address + at.EVENT)
             with self._deal(session, deadline, what) as deal:
-                deal.note(_line_of(control, i) for i in ([me] if deal.is_plain(asked) else range(control.capacity)))
+                if not deal.is_plain(me, self._process, asked):
+                    deal.note(_line_of(control, i) for i in range(control.capacity))
                 answer = deal.answer(me, asked, 1)
                 at_the_end = deal.following >= deal.batches
             if isinstance(answer, dict):

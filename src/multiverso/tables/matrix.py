@@ -103,6 +103,7 @@ class MatrixTableHandler(TableHandler[Scalar]):
             **table_words(wire, every),
         )
         super().__init__(session or current(), spec, rule, init_value, master)
+        self._partition = Partition.of(spec)
         self._seen: Versions | None = None  # of each stripe what `get` has last returned of it, if that was asked for
         # (row_ids, rows): whether a kernel can take both as they are
         self._are_plain = partial(are_plain_rows.compiled(), id(ndarray), id(self._dtype), id(INT64), spec.columns)
@@ -204,7 +205,8 @@ class MatrixTableHandler(TableHandler[Scalar]):
             values: Array = super().get(timeout_seconds=timeout_seconds)
             return np.arange(self._spec.rows), values
         deadline = self._ready(timeout_seconds)
-        parts, found = Partition.of(self._spec), list[Array]()
+        parts = self._partition
+        found: list[Array] = []
         if self._seen is None:
             self._seen = np.full(parts.stripe_count, -1, np.int64)  # none has a version below 0
         seen = self._seen

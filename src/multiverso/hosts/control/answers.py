@@ -125,9 +125,11 @@ class Deal(Struct):
     hands: dict[int, Hand] = {}
     workers: dict[int, Line] = {}
 
-    def is_plain(self, question: Batches) -> bool:
-        """Whether it will be answered by a batch, whoever is there."""
-        return question.deal == self.number and bool(self.returned or self.following < self.batches)
+    def is_plain(self, worker: int, process: int, question: Batches) -> bool:
+        """Whether a process that has begun this deal will be given a batch, whoever else is there."""
+        hand = self.hands.get(worker)
+        known = hand is not None and hand.process == process and hand.begun == question.deal == self.number
+        return known and bool(self.returned or self.following < self.batches)
 
     def note(self, lines: Iterable[Line]) -> None:
         """Workers have come, left or died."""
