@@ -244,7 +244,10 @@ def _sockets(files: dict[str, str]) -> dict[str, str]:
 
 
 def _mappings() -> dict[str, str]:
-    ours = (line for line in _read("/proc/self/maps").decode().splitlines() if "memfd:multiverso" in line)
+    text = _read("/proc/self/maps")
+    if b"memfd:multiverso" not in text:
+        return {}
+    ours = (line for line in text.decode().splitlines() if "memfd:multiverso" in line)
     return {row[0].partition("-")[0]: row[5] for row in (line.split(maxsplit=5) for line in ours)}
 
 
@@ -270,10 +273,28 @@ def _leaks(before: Held, after: Held) -> list[str]:
     return said
 
 
+KEPT: list[Held] = []  # what was held after the last test, and is before the next one: to look takes milliseconds
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_fixture_setup(fixturedef: pytest.FixtureDef[Any]) -> Generator[None, Any, Any]:
+    """Lets the next test look anew where several tests share what is made here."""
+    made = yield
+    if fixturedef.scope != "function":
+        KEPT.clear()
+    return made
+
+
+def pytest_fixture_post_finalizer(fixturedef: pytest.FixtureDef[Any]) -> None:
+    """Lets the next test look anew where several tests have shared what is gone now."""
+    if fixturedef.scope != "function":
+        KEPT.clear()
+
+
 @pytest.fixture(autouse=True)
 def nothing_left_behind(request: pytest.FixtureRequest) -> Iterator[None]:
     """Fails the test that leaves a process, thread, descriptor, socket or mapping behind."""
-    before = _held()
+    before = KEPT.pop() if KEPT else _held()
     yield
     leaks = _leaks(before, after := _held())
     deadline = time.monotonic() + SETTLE_SECONDS
@@ -289,6 +310,8 @@ def nothing_left_behind(request: pytest.FixtureRequest) -> Iterator[None]:
             os.kill(pid, signal.SIGKILL)
         except ProcessLookupError:
             pass
+    if not leaks and not failed:
+        KEPT.append(after)
     if leaks and not failed:
         what = "\n  ".join(leaks)
         pytest.fail(f"left behind {SETTLE_SECONDS:g} s after the test:\n  {what}", pytrace=False)
