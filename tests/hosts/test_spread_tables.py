@@ -24,8 +24,8 @@ from multiverso.compiling.atomics import hash64
 from multiverso.errors import NotInThisJobError, OutOfMemoryError, TableMismatchError, WaitTimeoutError, WorkerLostError
 from multiverso.hosts.peer.frames import ProtocolError
 from multiverso.hosts.spread.frames import ANSWER, Frame, head_of
+from multiverso.hosts.spread.home import Home
 from multiverso.hosts.spread.homes import groups_of, homes_of
-from multiverso.hosts.spread.table import SpreadTable
 from multiverso.kernels.keyed import calls as kernels
 from multiverso.layout import desk
 from multiverso.layout.desk import FETCH
@@ -614,14 +614,14 @@ def test_rows_of_a_lost_host_are_said_to_be_lost_and_the_others_are_there() -> N
 
 
 def test_a_removal_that_ran_out_of_time_is_finished_by_the_next_call(monkeypatch: pytest.MonkeyPatch) -> None:
-    may_answer, serve = threading.Event(), SpreadTable.serve
+    may_answer, serve = threading.Event(), Home.serve
 
-    def slow(table: SpreadTable, question: Frame) -> Frame:
+    def slow(home: Home, host: int, question: Frame) -> Frame | None:
         if question.kind == desk.REMOVE:
             may_answer.wait(30)
-        return serve(table, question)
+        return serve(home, host, question)
 
-    monkeypatch.setattr(SpreadTable, "serve", slow)
+    monkeypatch.setattr(Home, "serve", slow)
 
     def work(session: Session) -> Any:
         table = mv.KeyedTable(2, session=session)

@@ -7,12 +7,15 @@ to the same number. Each table has its desks, a host one bell.
 
 from __future__ import annotations
 
+from multiverso.layout.keyed import GROUPS
 from multiverso.layout.records import Record
 from multiverso.layout.words import CACHE_LINE, MAX_WORKERS
 
 HEAD = Record(CACHE_LINE)
 TROUBLE = HEAD.int64("trouble")  # the node's words: why adds do not reach a host, a code of the below
 TROUBLE_HOST = HEAD.int64("trouble_host")
+VIEW = HEAD.int64("view")  # counted up once HOMES have changed
+HOMES = HEAD.size  # the host of each group of keys: int16
 
 LANE = Record(2 * CACHE_LINE)
 ASKED = LANE.int64("asked")  # the worker's words
@@ -26,13 +29,15 @@ FOUND = LANE.int64("found")  # rows in the room
 
 # WHAT
 FETCH, REMOVE, CONTAINS, COUNT_KEYS, SET_WORD, LIST, READ, OVERWRITE = range(1, 9)
+PUSH_AGAIN, BACK_UP = 9, 10  # only from node to node
 # CODE
-DONE_WELL, HOST_LOST, OTHER_TABLE, HOST_FULL, NO_TABLE, REFUSED = range(6)
+DONE_WELL, HOST_LOST, OTHER_TABLE, HOST_FULL, NO_TABLE, REFUSED, MOVED = range(7)
 
 ROOM = 1 << 20  # bytes of keys and rows
 LANES = 2  # of a worker: for what it waits for, and for what it wants later
 LANE_BYTES = LANE.size + ROOM
-BYTES = HEAD.size + MAX_WORKERS * LANES * LANE_BYTES
+_FIRST_LANE = HOMES + 2 * GROUPS
+BYTES = _FIRST_LANE + MAX_WORKERS * LANES * LANE_BYTES
 
 
 BELL = "multiverso-bell"  # the name of a word of memory: int32, counted up
@@ -41,4 +46,4 @@ BELL_BYTES = 64
 
 def lane_at(worker: int, lane: int) -> int:
     """Returns where a lane of a worker begins."""
-    return HEAD.size + (worker * LANES + lane) * LANE_BYTES
+    return _FIRST_LANE + (worker * LANES + lane) * LANE_BYTES

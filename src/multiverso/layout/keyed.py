@@ -133,6 +133,7 @@ EVERYWHERE = (at.TICK, at.CONTINUES, *range(at.HYPER, at.HYPER + 8 * MOST_HYPER,
 
 KEYED_MEMORY = "multiverso-keyed-"  # how the names of their memory begin
 COPIES = "copies of "  # and then, of copies of rows that live on other hosts; what the job calls the table follows
+KEPT = "kept for "  # likewise, of rows of others whose backup a host is
 OWNERS = MAX_WORKERS + 1  # who may hold a word: the workers, and the node, which comes after them
 MAGIC = 0x6D766B6579656432
 LINES = HEADER.size

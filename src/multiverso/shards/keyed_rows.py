@@ -179,11 +179,32 @@ class KeyedRows:
         Args:
             pattern: of hashes: where to begin.
         """
+        after, keys, _, kinds = self._entries(pattern)
+        return after, keys[kinds != passes.GONE]
+
+    def list_changed(self, pattern: int, since: int) -> tuple[int, Keys, npt.NDArray[np.bool_]]:
+        """As `list_keys`, of keys with a row, and whether that was changed after a generation."""
+        after, keys, values, kinds = self._entries(pattern)
+        with_row = kinds == passes.KEY
+        return after, keys[with_row], self.stamps()[values[with_row] & layout.NO_ROW] > since
+
+    def _entries(self, pattern: int) -> tuple[int, Keys, Keys, Keys]:
         found = np.array([pattern, 0])
         parts = tuple(np.empty(_LISTED_AT_ONCE, np.int64) for _ in range(3))
         self._run_one(lambda: passes.entries.compiled()(self._control, self.base, self._me, found, *parts))
-        keys, _, kinds = (part[: found[1]] for part in parts)
-        return int(found[0]), keys[kinds != passes.GONE]
+        keys, values, kinds = (part[: found[1]] for part in parts)
+        return int(found[0]), keys, values, kinds
+
+    @property
+    def removed(self) -> int:
+        """Returns how many keys have been removed; it may still be about to be said which the last ones are."""
+        return load64(self.base + at.REMOVED)
+
+    def removals(self, since: int, until: int) -> Keys:
+        """Returns the keys that were removed from one number to another, the last ones of very many."""
+        size = load64(self.base + at.RING)
+        ring = self._array(at.REMOVALS, size, 8).view(np.int64).reshape(-1)
+        return ring[np.arange(max(since, until - size), until) % size]
 
     def read_whole(self, keys: Keys) -> tuple[Keys, Bytes]:
         """Returns those of the keys that have a row, and their rows with the updater's state."""

@@ -214,7 +214,8 @@ class Spread(_Request):
     """A keyed table whose rows live on all hosts is in this host's memory. Idempotent.
 
     ``rows``, ``copies``, ``desks`` and ``bell`` are the numbers of its memory: rows that live here, copies of others,
-    where workers ask for rows, and the word by which they say so. ``spec`` is the table as all hosts have to mean it.
+    where workers ask for rows, and the word by which they say so; ``kept``: rows of others whose backup this host is.
+    ``spec`` is the table as all hosts have to mean it.
     """
 
     called: _Text
@@ -225,6 +226,7 @@ class Spread(_Request):
     bell: _Number
     most_copies: Annotated[int, Meta(ge=1)]
     seconds: float
+    kept: _Number | None = None
 
 
 class Publish(_Request):

@@ -14,7 +14,7 @@ import traceback
 from collections.abc import Callable
 from random import SystemRandom
 
-from simulated import clocks, rejoining, rounds, statistics
+from simulated import clocks, rejoining, rounds, spread, statistics
 from simulated.control import Control
 from simulated.world import Memory, World, run
 
@@ -31,6 +31,7 @@ def main() -> int:
     parser.add_argument("--statistics", action="store_true", help="running means and variances instead of sums")
     parser.add_argument("--joins", action="store_true", help="in each a host is lost and comes again")
     parser.add_argument("--clocks", action="store_true", help="bounded staleness instead of sums")
+    parser.add_argument("--spread", action="store_true", help="rows by key with backups instead of sums")
     parser.add_argument("--control", action="store_true", help="control connections and coordinator instead")
     options = parser.parse_args()
     memory = Memory()
@@ -42,6 +43,8 @@ def main() -> int:
             return control
         if options.clocks:
             return clocks.run(seed, memory, trace)
+        if options.spread:
+            return spread.run(seed, trace)
         if options.rejoining:
             return rejoining.run(seed, trace)
         if options.statistics:
@@ -62,7 +65,7 @@ def main() -> int:
         except Exception:
             failed += 1
             traceback.print_exc(limit=-2)
-            kinds = ("rounds", "rejoining", "control", "statistics", "clocks", "joins")
+            kinds = ("rounds", "rejoining", "control", "statistics", "clocks", "joins", "spread")
             kind = "".join(f"--{kind} " for kind in kinds if getattr(options, kind))
             again = f"'{kind}--replay'"
             print(f"seed {seed} failed: make simulate SEED={seed} ARGS={again}", flush=True)

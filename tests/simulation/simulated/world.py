@@ -307,7 +307,7 @@ class World:
                 self.clock.after(wait + 1e-6, lambda: self._send(low, high, connection, host, peer))
             return
         host.pace.spent(self.clock.now, _KERNEL_SECONDS)
-        data = outgoing.header.pack() + bytes(outgoing.body)
+        data = b"".join((outgoing.header.pack(), outgoing.body, *outgoing.more))
         if self.trace is not None:
             self.say(f"{host.number} -> {peer.number}  {outgoing.header}")
         kept = self.history.setdefault((host.number, peer.number), [])

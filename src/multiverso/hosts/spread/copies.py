@@ -8,6 +8,7 @@ stands beside it is taken once every call that could have found it has ended.
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 
 import numpy as np
 import numpy.typing as npt
@@ -26,10 +27,19 @@ class Copies:
         take, land: addresses of what is done to them, see ``updaters/cached.py``.
         most: copies.
         seconds: copies whose home has not been heard of for so long go.
+        now: the time.
     """
 
-    def __init__(self, rows: KeyedRows, take: int, land: int, most: int, seconds: float) -> None:
-        self.rows = rows
+    def __init__(
+        self,
+        rows: KeyedRows,
+        take: int,
+        land: int,
+        most: int,
+        seconds: float,
+        now: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.rows, self._now = rows, now
         self._take, self._land = take, land
         self._most, self._seconds = most, seconds
         self._keys: Keys = np.zeros(0, np.int64)  # by row
@@ -45,7 +55,7 @@ class Copies:
         """Takes in the homes' values of copies that there are."""
         places = self.rows.find(keys)
         self.rows.apply_to_copies(self._land, places, values)
-        self._heard[places[places >= 0]] = time.monotonic()
+        self._heard[places[places >= 0]] = self._now()
 
     def enter(self, keys: Keys, values: Bytes) -> None:
         """Takes in values of keys, with or without a copy; a new one is not seen before it has them.
@@ -60,7 +70,7 @@ class Copies:
             more = max(more, known)
             self._keys = np.concatenate([self._keys, np.zeros(more, np.int64)])
             self._heard = np.concatenate([self._heard, np.zeros(more)])
-        self._keys[places], self._heard[places] = keys, time.monotonic()
+        self._keys[places], self._heard[places] = keys, self._now()
 
     # -- what they have not been sent ------------------------------------------------------------------------
 
@@ -93,7 +103,7 @@ class Copies:
 
     def unwanted(self) -> Keys:
         """Returns the keys of copies that should go: too many, or too old. It looks now and then."""
-        now = time.monotonic()
+        now = self._now()
         if now < self._look_at:
             return self._keys[:0]
         self._look_at = now + _LOOK_SECONDS

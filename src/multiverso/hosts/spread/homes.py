@@ -1,4 +1,4 @@
-"""Which host a row lives on, its *home*: by its key alone, the same on all hosts.
+"""Which host a row lives on, its *home*, and which is its *backup*: by its key alone, the same on all hosts.
 
 Keys fall into `GROUPS` groups, and each group lives on the host that has the highest weight for it (rendezvous hashing:
 Thaler and Ravishankar, A name-based mapping scheme for rendezvous, 1996). So a host that comes or goes moves only
@@ -28,9 +28,18 @@ def groups_of(keys: npt.NDArray[np.int64]) -> npt.NDArray[np.intp]:
 
 def homes_of(hosts: Sequence[int]) -> npt.NDArray[np.int16]:
     """Returns the host of each group, (GROUPS,), of these hosts' numbers."""
+    return places_of(hosts, 1)[0]
+
+
+def places_of(hosts: Sequence[int], copies: int) -> list[npt.NDArray[np.int16]]:
+    """Returns the first hosts of each group, in their order: its home, and its backup if there are two."""
     weights = np.stack([_weights(host) for host in hosts])
-    homes: npt.NDArray[np.int16] = np.asarray(hosts, np.int16)[weights.argmax(axis=0)]
-    return homes
+    found = []
+    for _ in range(min(copies, len(hosts))):
+        best = weights.argmax(axis=0)
+        weights[best, np.arange(GROUPS)] = 0
+        found.append(np.asarray(hosts, np.int16)[best])
+    return found
 
 
 def _weights(host: int) -> npt.NDArray[np.uint64]:

@@ -2,110 +2,37 @@
 
 To each other home one question is under way at a time, and what has come meanwhile goes with the next. Messages arrive
 once and in order, so a question that follows an add has it counted, and nothing has to be remembered of either.
+
+Where each row has a backup (`Backups`), the loss of a host moves its groups of keys there. What it was asked is asked
+again there, a push by its number; what is asked before a host knows of the loss waits until it does.
 """
 
 from __future__ import annotations
 
 import time
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
 
-from multiverso.errors import MultiversoError, OutOfMemoryError
+from multiverso.errors import OutOfMemoryError
 from multiverso.hosts.peer.frames import ProtocolError
+from multiverso.hosts.spread.backups import NOBODY, Backups
 from multiverso.hosts.spread.copies import Copies
-from multiverso.hosts.spread.frames import ANSWER, FAILED, NO_BYTES, NO_KEYS, Frame
-from multiverso.hosts.spread.homes import groups_of, homes_of
+from multiverso.hosts.spread.frames import ANSWER, FAILED, NO_BYTES, NO_KEYS, NUMBER_BITS, WITH_VALUES, Frame
+from multiverso.hosts.spread.home import Home
+from multiverso.hosts.spread.homes import groups_of, places_of
+from multiverso.hosts.spread.ways import NOTHING, OF_ALL, Asking, Done, Part, Way, end_part, fail, next_parts, next_push
 from multiverso.layout import desk
+from multiverso.layout.keyed import GROUPS
 from multiverso.shards.keyed_rows import Bytes, KeyedRows, Keys
 
 _FRAME_BYTES = 1 << 20
 _FRAME_ROWS = 8192
 _RETRY_SECONDS = 1.0
-# so long adds to a copy wait for others, and where nothing is asked of the home, with which they could go
-_TOGETHER_SECONDS, _PUSH_SECONDS = 0.003, 0.01
 _OF_KEYS = (desk.REMOVE, desk.CONTAINS, desk.READ, desk.OVERWRITE)
-_OF_ALL = (desk.COUNT_KEYS, desk.LIST)
-_WITH_VALUES = (desk.FETCH, desk.REMOVE, desk.OVERWRITE)  # what it answers is what copies become
-_NOTHING = Frame(desk.FETCH | ANSWER, 0, 0)
-Done = Callable[[int, int, Frame | None], None]
-"""How a question ended: a code of ``layout/desk.py``, the host that it is about, and the answer of the last home."""
-
-
-@dataclass(eq=False)
-class Asking:
-    """A question of a worker's, in as many parts as homes are asked.
-
-    Attributes:
-        done: called once, when the last part is answered, or the first one cannot be.
-        left: parts without an answer; 0 once it is over.
-        took: called with each answer, and the places of its keys among the question's.
-        total: of numbers that the homes have answered.
-    """
-
-    done: Done
-    left: int
-    took: Callable[[Frame, Keys], None] | None = None
-    total: int = 0
-
-
-@dataclass(eq=False)
-class Part:
-    """What one home is asked: see `Frame`.
-
-    Attributes:
-        places: of its keys among the question's.
-        after: how many batches of changed keys go before it.
-        waited: it came while another question was under way, which may have brought what it asks for.
-    """
-
-    asking: Asking
-    kind: int
-    keys: Keys = field(default_factory=lambda: NO_KEYS)
-    places: Keys = field(default_factory=lambda: NO_KEYS)
-    rows: Bytes = field(default_factory=lambda: NO_BYTES)
-    argument: int = 0
-    after: int = 0
-    waited: bool = False
-
-
-@dataclass(eq=False)
-class Way:
-    """What goes to another home.
-
-    Attributes:
-        parts: questions that have not been sent, in order.
-        changed: keys of copies that may have been added to, in batches.
-        begun: how many of those were taken from here.
-        pushes: what copies that have gone had been added.
-        under_way: the question without an answer, and the parts that it asks.
-        not_before: the time of the next question, after one that the home had no memory for.
-        pushed_at: when that to which copies have been added was sent last.
-        again: what that fetches is to be fetched again: all copies have gone meanwhile.
-        refused: why the home has not taken what copies had been added, which is sent again now and then; 0: it has.
-        lost: whether its host is.
-    """
-
-    host: int
-    parts: deque[Part] = field(default_factory=deque)
-    changed: deque[Keys] = field(default_factory=deque)
-    begun: int = 0
-    pushes: deque[tuple[Keys, Bytes]] = field(default_factory=deque)
-    under_way: tuple[Frame, list[Part]] | None = None
-    number: int = 0
-    not_before: float = 0.0
-    pushed_at: float = 0.0
-    again: bool = False
-    refused: int = 0
-    lost: bool = False
-
-    @property
-    def has_adds(self) -> bool:
-        """Whether the home has not taken everything in that copies had been added."""
-        return bool(self.changed or self.pushes or (self.under_way and self.under_way[0].pushed.size))
+_OF_EVERYONE = (desk.COUNT_KEYS, desk.SET_WORD)
 
 
 @dataclass(eq=False)
@@ -121,6 +48,9 @@ class SpreadTable:
         updater: address of the table's updater.
         after: how many adds a key needs to get a row.
         send: takes a message for another host.
+        show: takes the host of each group of keys, as this host's workers find it, whenever that has changed.
+        kept: memory for rows of other homes whose backup this host is; None: rows have no backups.
+        now: the time.
     """
 
     number: int
@@ -132,11 +62,40 @@ class SpreadTable:
     updater: int
     after: int
     send: Callable[..., None]
+    show: Callable[[npt.NDArray[np.int16]], None]
+    kept: KeyedRows | None = None
+    now: Callable[[], float] = time.monotonic
 
     def __post_init__(self) -> None:
-        self._homes = homes_of(range(self.hosts))
         self.ways = {other: Way(other) for other in range(self.hosts) if other != self.host}
         self._most = max(1, min(_FRAME_ROWS, _FRAME_BYTES // (self.own.size + 8)))
+        self.backups: Backups | None = None
+        if self.kept is not None:
+            self._most = max(1, min(_FRAME_ROWS, _FRAME_BYTES // (self.own.whole + 8)))
+            self.backups = Backups(self.number, self.own, self.kept, self._most, self._send, self.now)
+        self.home = Home(self.number, self.spec, self.own, self.updater, self.after, self.backups)
+        self._coming = np.zeros(GROUPS, np.bool_)  # groups that live here, as this host's workers do not know yet
+        self._until_here: list[Part] = []  # fetches that wait for that
+        self._homes = self._shown = self._place()
+        self.show(self._shown)
+
+    @property
+    def _view(self) -> int:
+        return sum(way.lost for way in self.ways.values())
+
+    def _send(self, host: int, frame: Frame) -> None:
+        self.send(host, *replace(frame, view=self._view).parts())
+
+    def _place(self) -> npt.NDArray[np.int16]:
+        """Returns the home of each group, with the hosts that are left if rows have backups."""
+        if self.backups is None:
+            return places_of(range(self.hosts), 1)[0]
+        live = [host for host in range(self.hosts) if host == self.host or not self.ways[host].lost]
+        homes, *rest = places_of(live, 2)
+        self.backups.place(
+            np.where(homes == self.host, rest[0], np.int16(NOBODY)) if rest else np.full_like(homes, NOBODY)
+        )
+        return homes
 
     # -- what workers of this host ask -----------------------------------------------------------------------
 
@@ -151,29 +110,55 @@ class SpreadTable:
         host: int | None = None,
     ) -> None:
         """Asks the homes of keys, which live on other hosts; or one host; or all others the same."""
-        homes = self._homes[groups_of(keys)]
-        hosts = [host] if host is not None else np.unique(homes).tolist()
-        if kind in (desk.COUNT_KEYS, desk.SET_WORD):
-            hosts = list(self.ways)
-        if kind in _OF_ALL:
+        if kind in OF_ALL:
             self._sort_out(self.copies.changed())  # what this host's workers have added before counts
-        asking = Asking(done, 0, took)
-        if not hosts:
-            done(desk.DONE_WELL, 0, None)
-        for home in hosts:
-            all_places = np.arange(keys.size) if kind == desk.SET_WORD else np.flatnonzero(homes == home)
-            pieces = range(0, max(all_places.size, 1), self._most)
-            asking.left += len(pieces)
-            for low in pieces:
-                places = all_places[low : low + self._most]
-                mine = rows[places] if rows.size else NO_BYTES
-                way = self.ways[home]
-                after = way.begun + len(way.changed) if kind in _OF_ALL else 0
-                waited = way.under_way is not None or bool(way.parts)
-                way.parts.append(Part(asking, kind, keys[places], places, mine, argument, after, waited))
-        for home in hosts:
-            self._end_if_lost(self.ways[home])
-            self.pump(self.ways[home])
+        asking = Asking(done, 1, took)
+        whole = Part(asking, kind, keys, np.arange(keys.size), rows, argument)
+        if host is not None or kind in _OF_EVERYONE:
+            hosts = [host] if host is not None else list(self.ways)
+            if self.backups is not None:  # a lost one has nothing any more
+                hosts = [one for one in hosts if kind not in _OF_EVERYONE or not self.ways[one].lost]
+            asking.left += len(hosts)
+            for one in hosts:
+                self._put(self.ways[one], whole)
+        else:
+            self._deal_out(whole)
+            hosts = np.unique(self._homes[groups_of(keys)]).tolist() if keys.size else []
+        end_part(replace(whole, places=NO_KEYS), NOTHING)  # all parts are on their ways
+        for one in hosts:
+            if one != self.host:
+                self._end_if_lost(self.ways[one])
+                self.pump(self.ways[one])
+
+    def _put(self, way: Way, part: Part) -> None:
+        after = way.begun + len(way.changed) if part.kind in OF_ALL else 0
+        way.parts.append(replace(part, after=after, waited=way.under_way is not None or bool(way.parts)))
+
+    def _deal_out(self, whole: Part) -> None:
+        """Puts the parts of a question about keys on the ways to their homes; answers those of keys that live here."""
+        homes = self._homes[groups_of(whole.keys)] if whole.keys.size else NO_KEYS
+        for home in np.unique(homes).tolist():
+            places = np.flatnonzero(homes == home)
+            for low in range(0, places.size, self._most):
+                some = places[low : low + self._most]
+                rows = whole.rows[some] if whole.rows.size else NO_BYTES
+                part = replace(whole, keys=whole.keys[some], places=whole.places[some], rows=rows)
+                whole.asking.left += 1
+                if home != self.host:
+                    self._put(self.ways[home], part)
+                elif part.kind != desk.FETCH:
+                    self._end_here(part)
+                elif self._coming.any():
+                    self._until_here.append(part)
+                else:
+                    end_part(part, NOTHING)
+
+    def _end_here(self, part: Part) -> None:
+        answer = self.home.answer(self.host, Frame(part.kind, self.number, 0, keys=part.keys, rows=part.rows))
+        if answer.kind & FAILED:
+            fail(self.host, answer.argument, [part])
+        else:
+            end_part(part, answer)
 
     # -- what goes to other homes ----------------------------------------------------------------------------
 
@@ -188,24 +173,29 @@ class SpreadTable:
         if not self.copies.leaving.size and (unwanted := self._unwanted()).size:
             self.copies.begin_leaving(unwanted)
         self.take_left()
+        self._show_what_came()
         for way in self.ways.values():
             if now:
                 way.pushed_at = 0.0
             self.pump(way)
-        return not self.is_settled
+        is_kept = self.backups is None or self.backups.look(always, now)
+        return not (is_kept and self.is_settled)
 
     def _unwanted(self) -> Keys:
-        lost = [way.host for way in self.ways.values() if way.lost]
-        if lost:
+        """Copies of a lost host's rows go: who adds to one hears of the loss, or finds the row that came here."""
+        gone = self._coming.copy()
+        for way in self.ways.values():
+            gone |= way.lost and self._homes == way.host
+        if gone.any():
             keys = self.copies.everything()
-            if (gone := keys[np.isin(self._homes[groups_of(keys)], lost)]).size:
-                return gone  # so that who adds to one hears of the loss
+            if (found := keys[gone[groups_of(keys)]]).size:
+                return found
         return self.copies.unwanted()
 
     def leave_all(self) -> bool:
         """All copies go; returns whether there are none. To be called until then."""
         for way in self.ways.values():
-            way.again = way.under_way is not None
+            way.anew = way.under_way is not None
         if not self.copies.leaving.size:
             everything = self.copies.everything()
             if not everything.size:
@@ -217,39 +207,46 @@ class SpreadTable:
     def take_left(self) -> None:
         """Takes what copies that have gone had been added, once no worker can be adding to one."""
         if (left := self.copies.left()) is not None:
-            keys, deltas = left
-            for way, here in self._by_home(keys):
-                if not way.lost:
-                    way.pushes.append((keys[here], deltas[here]))
+            self._push(*left)
+
+    def _push(self, keys: Keys, deltas: Bytes) -> None:
+        """What copies that have gone had been added goes home, which may be here by now."""
+        homes = self._homes[groups_of(keys)] if keys.size else NO_KEYS
+        for home in np.unique(homes).tolist():
+            some = keys[homes == home], deltas[homes == home]
+            if home == self.host:
+                self.home.add(*some)
+            elif not self.ways[home].lost:
+                self.ways[home].pushes.append(some)
 
     @property
     def is_settled(self) -> bool:
         """Whether the homes have taken in all that copies had been added, or cannot."""
         left = (way.has_adds for way in self.ways.values() if not (way.lost or way.refused))
-        return not self.copies.leaving.size and not any(left)
+        return not (self.copies.leaving.size or self._coming.any() or any(left))
 
     @property
     def trouble(self) -> tuple[int, int]:
         """Why adds do not reach a host, and which one: a code of ``layout/desk.py``."""
-        return next(((way.refused, way.host) for way in self.ways.values() if way.refused), (desk.DONE_WELL, 0))
+        found = next(((way.refused, way.host) for way in self.ways.values() if way.refused), (desk.DONE_WELL, 0))
+        return self.backups.trouble if found[0] == desk.DONE_WELL and self.backups is not None else found
 
     def _sort_out(self, keys: Keys) -> None:
-        for way, here in self._by_home(keys):
-            mine = keys[here]
-            way.changed.extend(mine[low : low + self._most] for low in range(0, mine.size, self._most))
-
-    def _by_home(self, keys: Keys) -> Iterator[tuple[Way, npt.NDArray[np.bool_]]]:
-        """Gives each home of the keys, and which of them live there."""
         homes = self._homes[groups_of(keys)] if keys.size else NO_KEYS
-        for home in np.unique(homes).tolist():
-            yield self.ways[home], homes == home
+        for home in np.unique(homes[homes != self.host]).tolist():  # what has come here takes its copies' adds with it
+            mine = keys[homes == home]
+            self.ways[home].changed.extend(mine[low : low + self._most] for low in range(0, mine.size, self._most))
 
     def pump(self, way: Way) -> None:
         """Sends a home what there is, unless it has not answered yet."""
-        if way.under_way is not None or way.lost or time.monotonic() < way.not_before:
+        if way.under_way is not None or way.lost or self.now() < way.not_before:
             return
-        pushed, deltas = self._push_of(way)
-        parts = self._next_parts(way)
+        if way.again:
+            argument, pushed, deltas = way.again.popleft()
+            self._ask(way, [], Frame(desk.PUSH_AGAIN, self.number, way.number + 1, argument, pushed, deltas))
+            return
+        pushed, deltas = next_push(way, self.copies, self._most, self.now())
+        parts = next_parts(way, self.copies, self._most)
         if not parts and not pushed.size:
             return
         kind, argument, rows = desk.FETCH, self.spec, NO_BYTES
@@ -260,61 +257,20 @@ class SpreadTable:
                 taken, more = self.copies.take(keys)
                 pushed = np.concatenate([pushed, taken])
                 deltas = np.concatenate([deltas.reshape(-1, self.own.size), more])
-        way.number += 1
-        frame = Frame(kind, self.number, way.number, argument, pushed, deltas, keys, rows)
-        way.under_way = frame, parts
-        self.send(way.host, *frame.parts())
+        self._ask(way, parts, Frame(kind, self.number, way.number + 1, argument, pushed, deltas, keys, rows))
 
-    def _push_of(self, way: Way) -> tuple[Keys, Bytes]:
-        """Returns what the next question brings along."""
-        now = time.monotonic()
-        while way.pushes:
-            keys, deltas = way.pushes.popleft()
-            if keys.size > self._most:
-                way.pushes.appendleft((keys[self._most :], deltas[self._most :]))
-            if keys.size:
-                return keys[: self._most], deltas[: self._most]
-        waits = _TOGETHER_SECONDS if way.parts else _PUSH_SECONDS
-        if now < way.pushed_at + waits and not (way.parts and way.parts[0].after > way.begun):
-            return NO_KEYS, NO_BYTES
-        way.pushed_at = now
-        while way.changed:
-            taken = self.copies.take(way.changed.popleft())
-            way.begun += 1
-            if taken[0].size:
-                return taken
-        return NO_KEYS, NO_BYTES
-
-    def _next_parts(self, way: Way) -> list[Part]:
-        """Returns what the next question asks: some fetches together, or one of the others."""
-        if not way.parts or way.pushes:
-            return []
-        first = way.parts[0]
-        leaving = self.copies.leaving
-        if first.after > way.begun or (leaving.size and (first.kind in _OF_ALL or np.isin(first.keys, leaving).any())):
-            return []  # what was added before, also to a copy that goes, comes first
-        if first.kind != desk.FETCH:
-            return [way.parts.popleft()]
-        found: list[Part] = []
-        size = 0
-        while way.parts and way.parts[0].kind == desk.FETCH:
-            part = way.parts[0]
-            if part.waited:  # some of it may have come meanwhile
-                part.keys, part.waited = part.keys[~self.copies.rows.has(part.keys)], False
-                if not part.keys.size:
-                    self._end_part(way.parts.popleft(), _NOTHING)
-                    continue
-            is_too_much = size + part.keys.size > self._most
-            if found and (is_too_much or (leaving.size and np.isin(part.keys, leaving).any())):
-                break
-            found.append(way.parts.popleft())
-            size += part.keys.size
-        return found or self._next_parts(way)
+    def _ask(self, way: Way, parts: list[Part], frame: Frame) -> None:
+        way.number, way.under_way = frame.number, (frame, parts)
+        self._send(way.host, frame)
 
     # -- what other homes answer -----------------------------------------------------------------------------
 
     def answered(self, host: int, answer: Frame) -> None:
-        """Takes in what a home has answered, and asks it what there is to ask."""
+        """Takes in what a home has answered, and asks it what there is to ask; or what a backup has."""
+        if answer.kind & ~FAILED == desk.BACK_UP | ANSWER:
+            if self.backups is not None and not self.ways[host].lost:
+                self.backups.heard(host, answer)
+            return
         way = self.ways[host]
         if way.under_way is None or way.under_way[0].number != answer.number:
             return  # of a host that is lost
@@ -324,26 +280,26 @@ class SpreadTable:
             if question.pushed.size:
                 way.refused = answer.argument
                 way.pushes.appendleft((question.pushed, question.deltas))
-                way.not_before = time.monotonic() + _RETRY_SECONDS
-            self._fail(host, answer.argument, parts)
+                way.not_before = self.now() + _RETRY_SECONDS
+            fail(host, answer.argument, parts)
             return
         pushed = question.pushed.size
         way.refused = 0 if pushed else way.refused
         if question.kind == desk.FETCH:
             try:
                 self.copies.land(question.pushed, answer.rows[:pushed])
-                if way.again or self._is_older(way, question.keys):
+                if way.anew or self._is_older(way, question.keys):
                     way.parts.extendleft(reversed(parts))
                     parts = []
                 else:
                     self.copies.enter(question.keys, answer.rows[pushed:])
             except OutOfMemoryError:
-                self._fail(self.host, desk.HOST_FULL, parts)
-        elif question.kind in _WITH_VALUES:
+                fail(self.host, desk.HOST_FULL, parts)
+        elif question.kind in WITH_VALUES:
             self.copies.land(np.concatenate([question.pushed, question.keys]), answer.rows)
-        way.again = False
+        way.anew = False
         for part in parts:
-            self._end_part(part, answer)
+            end_part(part, answer)
         self.pump(way)
 
     def _is_older(self, way: Way, keys: Keys) -> bool:
@@ -356,87 +312,94 @@ class SpreadTable:
             return
         asked = question.pushed.size + question.keys.size
         right = answer.kind == question.kind | ANSWER
-        if question.kind in _WITH_VALUES:
+        if question.kind in WITH_VALUES:
             right = right and answer.rows.shape == (asked, self.own.size)
         if question.kind in (desk.REMOVE, desk.CONTAINS):
             right = right and answer.keys.size == question.keys.size
         if not right:
             raise ProtocolError(f"an answer of kind {answer.kind} to a question of kind {question.kind}")
 
-    def _end_part(self, part: Part, answer: Frame) -> None:
-        asking = part.asking
-        if not asking.left:
-            return
-        asking.left -= 1
-        asking.total += answer.argument
-        if asking.took is not None:
-            asking.took(answer, part.places)
-        if not asking.left:
-            asking.done(desk.DONE_WELL, asking.total, answer)
-
-    def _fail(self, host: int, code: int, parts: Iterable[Part]) -> None:
-        for part in parts:
-            if part.asking.left:
-                part.asking.left = 0
-                part.asking.done(code, host, None)
-
     def lost(self, host: int) -> None:
         """A host is lost, with the rows that live there."""
         way = self.ways[host]
         way.lost, way.refused = True, 0
+        if self.backups is not None:
+            coming = self._homes == host
+            self.backups.lose(host)
+            self._homes = self._place()
+            coming &= self._homes == self.host
+            self.backups.take_over(coming)
+            self._coming |= coming
+            self._shown = np.where(self._coming, self._shown, self._homes)
+            self.show(self._shown)
         self._end_if_lost(way)
 
     def _end_if_lost(self, way: Way) -> None:
-        if way.lost:
-            parts = [*(way.under_way[1] if way.under_way is not None else ()), *way.parts]
-            way.under_way = None
-            for waiting in (way.parts, way.changed, way.pushes):
-                waiting.clear()
-            self._fail(way.host, desk.HOST_LOST, parts)
+        """What is on the way to a lost host goes to its backups, if rows have such, or fails."""
+        if not way.lost:
+            return
+        question, parts = way.under_way or (None, [])
+        parts, way.under_way = [*parts, *way.parts], None
+        again, pushes, changed = list(way.again), list(way.pushes), list(way.changed)
+        for waiting in (way.parts, way.again, way.pushes, way.changed):
+            waiting.clear()
+        if self.backups is None:
+            fail(way.host, desk.HOST_LOST, parts)
+            return
+        if question is not None and question.pushed.size:
+            self._push_again(way.host, question)
+        for argument, keys, deltas in again:
+            self._deal_again(argument, keys, deltas)
+        for some in pushes:
+            self._push(*some)
+        for keys in changed:
+            self._sort_out(keys)
+        for part in parts:
+            self._ask_again(way.host, part)
+        for other in self.ways.values():
+            self.pump(other)
 
-    # -- what other hosts ask of the rows that live here -----------------------------------------------------
+    def _push_again(self, lost: int, question: Frame) -> None:
+        """What a lost host has perhaps applied, and told its backups."""
+        self._deal_again(lost << NUMBER_BITS | question.number, question.pushed, question.deltas)
 
-    def serve(self, question: Frame) -> Frame:
-        """Returns the answer to a question."""
-        try:
-            return self._serve(question)
-        except OutOfMemoryError:
-            return question.refusal(desk.HOST_FULL)
-        except ProtocolError:
-            raise
-        except MultiversoError:
-            return question.refusal(desk.REFUSED)
+    def _deal_again(self, argument: int, keys: Keys, deltas: Bytes) -> None:
+        homes = self._homes[groups_of(keys)]
+        for home in np.unique(homes).tolist():
+            some = keys[homes == home], deltas[homes == home]
+            if home != self.host:
+                self.ways[home].again.append((argument, *some))
+            elif not self.home.has(self.host, argument):
+                self.home.add(*some)
 
-    def _serve(self, question: Frame) -> Frame:
-        kind, own = question.kind, self.own
-        self._check(question)
-        if kind == desk.FETCH and question.argument != self.spec:
-            return question.refusal(desk.OTHER_TABLE)
-        if question.pushed.size:
-            own.apply(self.updater, own.enter(question.pushed, self.after), question.deltas)
-        rows, keys, number = NO_BYTES, NO_KEYS, 0
-        if kind == desk.REMOVE:
-            keys = own.remove(question.keys)
-        elif kind == desk.CONTAINS:
-            keys = own.has(question.keys).astype(np.int64)
-        elif kind == desk.COUNT_KEYS:
-            number = own.count()
-        elif kind == desk.SET_WORD:
-            own.set_word(*question.keys.tolist())
-        elif kind == desk.LIST:
-            number, keys = own.list_keys(question.argument)
-        elif kind == desk.READ:
-            keys, rows = own.read_whole(question.keys)
-        elif kind == desk.OVERWRITE:
-            own.overwrite(question.keys, question.rows)
-        elif kind != desk.FETCH:
-            return question.refusal(desk.REFUSED)
-        if kind in _WITH_VALUES:
-            rows = own.values(np.concatenate([question.pushed, question.keys]))
-        return Frame(kind | ANSWER, self.number, question.number, number, keys=keys, rows=rows)
+    def _ask_again(self, lost: int, part: Part) -> None:
+        asking = part.asking
+        if not asking.left:
+            return
+        if part.kind == desk.COUNT_KEYS:  # some have counted without what comes to them
+            asking.left = 0
+            self.ask(part.kind, part.keys, asking.done)
+        elif part.kind == desk.LIST and not part.argument:  # others have what it had
+            end_part(part, Frame(desk.LIST | ANSWER, self.number, 0, -1))
+        elif part.kind in (desk.LIST, desk.READ):
+            fail(lost, desk.MOVED, [part])
+        else:
+            if part.kind != desk.SET_WORD:
+                self._deal_out(part)
+            end_part(replace(part, places=NO_KEYS), NOTHING)
 
-    def _check(self, question: Frame) -> None:
-        count, shape = question.keys.size, question.rows.shape
-        right = {desk.SET_WORD: count == 2, desk.OVERWRITE: shape == (count, self.own.whole)}
-        if not right.get(question.kind, True):
-            raise ProtocolError(f"a question of kind {question.kind} about {count} keys")
+    def _show_what_came(self) -> None:
+        """Groups that live here since a host was lost: once there are no copies of theirs, workers find the rows."""
+        keys = self.copies.everything() if self._coming.any() and not self.copies.leaving.size else None
+        if keys is None or self._coming[groups_of(keys)].any():
+            return
+        self._coming[:] = False
+        self._shown = self._homes
+        self.show(self._shown)
+        waiting, self._until_here = self._until_here, []
+        for part in waiting:
+            end_part(part, NOTHING)
+
+    def is_early(self, question: Frame) -> bool:
+        """Whether another host knows of a loss that this one has not heard of yet: the question is to wait for that."""
+        return self.backups is not None and question.view > self._view

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from multiverso.layout import words as at
-from multiverso.layout.keyed import COPIES, KEYED_MEMORY
+from multiverso.layout.keyed import COPIES, KEPT, KEYED_MEMORY
 from multiverso.memory.heap import Heap
 from multiverso.memory.segment import Segment
 from multiverso.runtime.job.control import Control
@@ -120,7 +120,7 @@ class Catalogue:
         rounds = {shard.spec.part_of: shard for shard in self.shards.values()}
         found = {}
         for called, piece in heads.items():
-            if called.startswith(COPIES):
+            if called.startswith((COPIES, KEPT)):
                 continue
             by, _, name = called.partition(":")
             copies = heads.get(COPIES + called)

@@ -27,6 +27,7 @@ from multiverso.hosts.spread.frames import NO_BYTES, Frame, head_of
 from multiverso.hosts.spread.table import SpreadTable
 from multiverso.hosts.transport.handshake import ROWS
 from multiverso.layout import desk
+from multiverso.layout.keyed import GROUPS
 from multiverso.layout.words import MAX_WORKERS
 from multiverso.memory.segment import Segment
 from multiverso.memory.words import bump_and_wake, load32, load64, store64, wait_for_change
@@ -66,6 +67,7 @@ class SpreadTables:
         self._tables: dict[int, _Open] = {}  # by number
         self._opened: set[int] = set()  # numbers of their desks
         self._early: dict[int, list[tuple[int, bytes]]] = {}  # questions about tables that are not here yet
+        self._later: list[tuple[int, bytes]] = []  # of hosts that know of a loss which this one has not heard of
         self._nobody_comes = False  # who would make them
         self._lost: set[int] = set()
         self._bell: Segment | None = None  # once there is a table
@@ -96,35 +98,45 @@ class SpreadTables:
             number = made.table.number
             self._tables[number] = made
             self._opened.add(request.desks)
+            self._messages.open()
             for host in self._lost:
                 made.table.lost(host)
-            self._messages.open()
             if self._bell is None:
                 self._bell = bell = self._memory(request.bell)
                 self._here.thread("spread", self._look)
                 self._here.thread("desks", lambda: self._listen(bell.address))
-            for host, message in self._early.pop(number, []):
-                if (answer := self._receive(host, message)) is not None:
-                    self._messages.send(host, *answer.parts())
+            self._receive_kept(self._early.pop(number, []))
         self.ring()  # what was asked before is seen now
+
+    def _receive_kept(self, kept: list[tuple[int, bytes]]) -> None:
+        for host, message in kept:
+            if host not in self._lost and (answer := self._receive(host, message)) is not None:
+                self._messages.send(host, *answer.parts())
 
     def _open(self, request: Spread) -> _Open:
         desks = self._memory(request.desks)
-        words = desks.array(0, desk.BYTES, np.uint8)[desk.HEAD.size + desk.ASKED :]
+        words = desks.array(0, desk.BYTES, np.uint8)[desk.lane_at(0, 0) + desk.ASKED :]
         asked: npt.NDArray[np.int64] = np.ndarray(
             (MAX_WORKERS * desk.LANES,), np.int64, words.data, 0, (desk.LANE_BYTES,)
         )
-        return _Open(self._table(request), desks, asked, np.zeros_like(asked))
+        return _Open(self._table(request, desks), desks, asked, np.zeros_like(asked))
 
-    def _table(self, request: Spread) -> SpreadTable:
+    def _table(self, request: Spread, desks: Segment) -> SpreadTable:
         name, dtype = request.spec.get("updater"), request.spec.get("dtype")
         if name not in BY_NAME:
             raise StartupError(f"a table whose rows live on several hosts has one of our updaters, not {name!r}")
-        control, dtype = self._here.control.address, str(dtype)
-        own = KeyedRows(self._memory(request.rows), control, self._here.closing.is_set)
+        dtype = str(dtype)
+        own = self._rows(request.rows)
         loops = copy_loops(name)
         take, land = (compile_update(loop, dtype) for loop in (loops.take, loops.land))
-        copies = KeyedRows(self._memory(request.copies), control, self._here.closing.is_set)
+        copies = self._rows(request.copies)
+        homes = desks.array(desk.HOMES, GROUPS, np.int16)
+
+        def show(new: npt.NDArray[np.int16]) -> None:
+            homes[:] = new
+            store64(desks.address + desk.VIEW, load64(desks.address + desk.VIEW) + 1)
+            self._here.control.notify()
+
         return SpreadTable(
             _hash(request.called.encode()),
             _hash(msgspec.json.encode(request.spec, order="deterministic")) >> 1,
@@ -135,7 +147,12 @@ class SpreadTables:
             compile_update(BY_NAME[name]().apply, dtype),
             int(request.spec["admission"]),
             self._messages.send,
+            show,
+            None if request.kept is None else self._rows(request.kept),
         )
+
+    def _rows(self, number: int) -> KeyedRows:
+        return KeyedRows(self._memory(number), self._here.control.address, self._here.closing.is_set)
 
     def _memory(self, number: int) -> Segment:
         """Returns memory of this host's workers, which is not freed from now on: other hosts may ask for rows."""
@@ -210,7 +227,7 @@ class SpreadTables:
     def _arrived(self, host: int, message: memoryview) -> None:
         answer = None
         with self._lock:
-            if not self._here.closing.is_set():
+            if not self._here.closing.is_set() and host not in self._lost:
                 head = head_of(message)
                 if head.table in self._tables or not head.is_question:
                     answer = self._receive(host, message)
@@ -230,7 +247,10 @@ class SpreadTables:
         table = found.table
         frame = Frame.of(memoryview(message), table.own.size)
         if frame.is_question:
-            return table.serve(frame)
+            if not table.is_early(frame):
+                return table.home.serve(host, frame)
+            self._later.append((host, bytes(message)))
+            return None
         table.answered(host, frame)
         self._show_trouble(found)
         self._answered.notify_all()
@@ -243,6 +263,8 @@ class SpreadTables:
             for found in self._tables.values():
                 found.table.lost(host)
                 self._show_trouble(found)
+            later, self._later = self._later, []
+            self._receive_kept(later)
             self._answered.notify_all()
 
     def used_elsewhere(self) -> None:

@@ -115,10 +115,9 @@ class KeyedContents(HeldKeyedTable, Generic[Scalar]):
 
     def _part_here(self, directory: Path) -> tuple[Path, KeyedPasses, KeyedCalls]:
         """Returns where the rows that live on this host are written, and what goes through them."""
-        calls, passes, session = self._calls, self._passes, self._session
+        calls, passes = self._calls, self._passes
         if isinstance(calls, SpreadCalls) and isinstance(passes, SpreadPasses):
-            host, hosts = session.hosts.index(session.control.here), len(session.hosts)
-            return snapshots.part_of(directory, host, hosts), passes.own, calls.own
+            return snapshots.part_of(directory, *calls.part), passes.own, calls.own
         assert isinstance(passes, KeyedPasses)
         return snapshots.whole_in(directory), passes, calls
 

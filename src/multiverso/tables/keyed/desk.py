@@ -12,6 +12,7 @@ from multiverso.errors import MultiversoError, OutOfMemoryError, TableMismatchEr
 from multiverso.hosts.spread.homes import groups_of
 from multiverso.layout import desk
 from multiverso.layout import words as at
+from multiverso.layout.keyed import GROUPS
 from multiverso.memory.segment import SharedMemory
 from multiverso.memory.words import bump_and_wake, load32, load64, store64, wait_for_change
 from multiverso.runtime.session.patience import Patience
@@ -35,21 +36,15 @@ class Desk:
         bell: wakes the node.
         what: the table, in words.
         row_bytes: of a whole row, values and state.
-        homes: the host of each group of keys.
+
+    Attributes:
+        homes: the host of each group of keys; it changes when a host is lost.
     """
 
-    def __init__(
-        self,
-        session: Session,
-        memory: SharedMemory,
-        bell: SharedMemory,
-        what: str,
-        row_bytes: int,
-        homes: npt.NDArray[np.int16],
-    ) -> None:
+    def __init__(self, session: Session, memory: SharedMemory, bell: SharedMemory, what: str, row_bytes: int) -> None:
         self._kept, self._bell, self._here = bell, bell.address, session.control.here
         self._session, self._memory, self._what, self._row_bytes = session, memory, what, row_bytes
-        self.homes = homes
+        self.homes: npt.NDArray[np.int16] = memory.array[desk.HOMES : desk.HOMES + 2 * GROUPS].view(np.int16)
         self._most_rows = desk.ROOM // (8 + row_bytes)
         # the number of a question, and where the flags that it is answered with go
         self._marks: tuple[int, Keys] | None = None
@@ -118,6 +113,16 @@ class Desk:
             some = np.ascontiguousarray(rows[part]).reshape(-1)
             self._bytes(8 * keys[part].size + some.size)[8 * keys[part].size :] = some
             self._ask(desk.OVERWRITE, keys[part], deadline)
+
+    @property
+    def view(self) -> int:
+        """Counted up when `homes` have changed."""
+        return load64(self._memory.address + desk.VIEW)
+
+    def raise_if_moved(self, view: int) -> None:
+        """In what goes through all rows: raises if they have other homes than in a view before."""
+        if self.view != view:
+            raise self._error(desk.MOVED, self._session.hosts.index(self._here))
 
     def raise_if_in_trouble(self) -> None:
         """Before an add, and at a barrier: raises while a host takes none."""
@@ -208,10 +213,16 @@ class Desk:
                 "in a new job",
                 gone,
             )
+        if code == desk.MOVED:
+            return WorkerLostError(
+                f"a host was lost while this call went through all rows of the {self._what}, some of which it had: "
+                "call it again",
+                self._session.control.lost(),
+            )
         if code == desk.OTHER_TABLE:
             return TableMismatchError(
                 f"{name} has made a table there with other arguments than the {self._what}: dim, dtype, initial, seed, "
-                "updater and admission must be equal in all workers"
+                "updater, admission and copies must be equal in all workers"
             )
         if code == desk.HOST_FULL:
             return OutOfMemoryError(

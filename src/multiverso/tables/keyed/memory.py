@@ -67,8 +67,7 @@ class KeyedMemory:
         places = layout.places(spec.row_bytes, min(physical_memory() // (spec.row_bytes + 16), 2**32 - 2))
 
         def initialise(memory: SharedMemory) -> None:
-            _write_header(memory.address, spec, places)
-            _begin(memory.address, places)
+            write_empty(memory.address, spec, places)
 
         by_order = spec.name is None
         found = session.shared_memory(
@@ -220,8 +219,9 @@ def _write_header(address: int, spec: KeyedSpec, places: dict[str, int]) -> None
         store64(address + at.HYPER + 8 * place, int(word))
 
 
-def _begin(address: int, places: dict[str, int]) -> None:
-    """Writes what a table without keys has."""
+def write_empty(address: int, spec: KeyedSpec, places: dict[str, int]) -> None:
+    """Makes a table without keys of fresh memory."""
+    _write_header(address, spec, places)
     store64(address + places["SEGMENT_WORDS"], layout.SEGMENT_VERSION | layout.DEPTH_BIT)
     store64(address + at.GENERATION, 1)
     store64(address + at.IDENTITY, int.from_bytes(os.urandom(7), "little"))

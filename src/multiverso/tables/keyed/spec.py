@@ -57,6 +57,7 @@ class KeyedSpec:
 
     Attributes:
         in_rounds: adds take effect in rounds, and beside each row stands the last one that it was changed in.
+        copies: on how many hosts each row is.
     """
 
     dim: int
@@ -71,6 +72,7 @@ class KeyedSpec:
     admission: int = 1
     eviction: Eviction | None = None
     in_rounds: bool = False
+    copies: int = 1
 
     @classmethod
     def of(
@@ -83,11 +85,13 @@ class KeyedSpec:
         name: str | None,
         admission: int = 1,
         eviction: Eviction | None = None,
+        copies: int = 1,
     ) -> KeyedSpec:
         """Returns the table that a constructor's arguments mean.
 
         Raises:
-            ValueError: an invalid initial value, seed, admission or eviction, or fractions for a table of integers.
+            ValueError: an invalid initial value, seed, admission, eviction or number of copies, or fractions for a
+                table of integers.
         """
         kind, scale = initial if isinstance(initial, tuple) and len(initial) == 2 else (initial, _SCALE)
         if isinstance(kind, int | float | np.number) and not isinstance(kind, bool) and not isinstance(initial, tuple):
@@ -110,6 +114,7 @@ class KeyedSpec:
         if isinstance(seed, bool) or not isinstance(seed, int | np.integer) or not -(2**63) <= seed < 2**63:
             raise ValueError(f"seed is an integer of at most 64 bits; got {seed!r}")
         admission = whole(admission, "admission", 1, _MOST_ADDS)
+        copies = whole(copies, "copies", 1, 2)
         if eviction is not None and not isinstance(eviction, Eviction):
             raise ValueError(f"eviction is an Eviction or None; got {eviction!r}")
         if integer and eviction is not None and eviction.least_norm is not None:
@@ -125,7 +130,8 @@ class KeyedSpec:
         hyper = tuple(map(float, updater.hyper))
         check_numbers(f"the updater {updater.name}", hyper, dtype)
         check_numbers(f"the updater {updater.name}", [state.initial for state in states], dtype)
-        return cls(dim, dtype, kind, float(scale), int(seed), updater.name, hyper, states, name, admission, eviction)
+        rule = updater.name, hyper, states
+        return cls(dim, dtype, kind, float(scale), int(seed), *rule, name, admission, eviction, copies=copies)
 
     def part_of(self, hosts: int) -> KeyedSpec:
         """Returns what each of several hosts has of it: all, and as many keys as are its part of the most."""

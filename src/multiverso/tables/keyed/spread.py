@@ -17,12 +17,12 @@ import numpy.typing as npt
 from multiverso.compiling.on_demand import compile_update
 from multiverso.deadline import Deadline
 from multiverso.errors import MultiversoError, NotInThisJobError
-from multiverso.hosts.spread.homes import groups_of, homes_of
+from multiverso.hosts.spread.homes import groups_of
 from multiverso.kernels.keyed import calls as kernels
 from multiverso.kernels.keyed.index import ABSENT
 from multiverso.kernels.keyed.passes import KEY
 from multiverso.layout import desk as layout
-from multiverso.layout.keyed import COPIES, ELSEWHERE
+from multiverso.layout.keyed import COPIES, ELSEWHERE, KEPT
 from multiverso.runtime.session.session import Session
 from multiverso.shards.keyed import copies_status
 from multiverso.spec.states import State
@@ -81,8 +81,19 @@ class SpreadCalls(KeyedCalls):
         self.lock, self._mine = own.lock, own._mine  # it is one table's
         self._spec, self._most_keys = own._spec, own._most_keys  # in words, it is that table
         self._here, self._is_here = session.hosts.index(session.control.here), own.is_here != 0
+        self._view = -1  # of the homes that this is from
         self._size = spec.dim * np.dtype(spec.dtype).itemsize
         self._add_copy = compile_update(copy_loops(own._spec.updater).add, spec.dtype)
+
+    def _clear(self, deadline: Deadline | None) -> None:
+        super()._clear(deadline)
+        self._look_at_homes()
+
+    def _look_at_homes(self) -> None:
+        """In a call that has found no row yet: finds out what lives here by now."""
+        if (view := self.desk.view) != self._view:
+            self._view = view
+            self._is_here[:] = self.own.is_here[:] = self.desk.homes == self._here
 
     # -- rows ------------------------------------------------------------------------------------------------
 
@@ -108,6 +119,7 @@ class SpreadCalls(KeyedCalls):
                 self.release()  # the node may have to let copies go first
                 deadline = deadline or self._session.start_deadline()
                 self.desk.fetch(np.unique(keys[found.copies == ABSENT]), deadline)
+                self._look_at_homes()
             self.own.run(kernels.read, (keys, found.here, out), deadline)
             if found.away:
                 self.run(kernels.read, (keys, found.copies, out), deadline)
@@ -142,6 +154,12 @@ class SpreadCalls(KeyedCalls):
         found[there] = answer
         return found
 
+    @property
+    def part(self) -> tuple[int, int]:
+        """This host's place among those that rows live on, and how many they are: with backups, without lost ones."""
+        hosts = np.unique(self.desk.homes).tolist()
+        return hosts.index(self._here), len(hosts)
+
     def prefetch(self, keys: Keys) -> None:
         """Asks for copies of the rows of keys, and does not wait."""
         _, there = self._parts(keys)
@@ -165,11 +183,13 @@ class SpreadCalls(KeyedCalls):
 
     def listed(self) -> Iterator[tuple[int, Keys]]:
         """Yields other hosts and some of the keys there, with a row or as candidates, each once."""
+        view = self.desk.view
         for host in range(len(self._session.hosts)):
             pattern = -1 if host == self._here else 0
             while pattern >= 0:
                 pattern, keys = self.asked(self.desk.list_keys, host, pattern)
                 yield host, keys
+                self.desk.raise_if_moved(view)
 
     def evict(self, call: Call, seconds: float | None) -> int:
         """See `KeyedCalls.evict`; of this host, as are the next two."""
@@ -218,7 +238,7 @@ class SpreadCalls(KeyedCalls):
         super()._finish_add(call, deadline)
 
     def _finish_removal(self, call: Removing, deadline: Deadline | None) -> None:
-        here = self._is_here[groups_of(call.keys)]
+        here = self._is_here[groups_of(call.keys)] if call.here is None else np.isin(call.keys, call.here.keys)
         if call.here is None or call.there is None:
             call.here, call.there = (Removing.of(call.keys[some]) for some in (here, ~here))
         try:
@@ -257,12 +277,16 @@ class SpreadCalls(KeyedCalls):
         if not done(call.rows) < call.keys.size:
             return
         self.desk.raise_if_in_trouble()
-        there = ~self._is_here[groups_of(call.keys)]
-        keys = call.keys[there]
         deadline = deadline or self._session.start_deadline()
-        while (missing := (rows := self._find(keys, deadline)) < 0).any():
+        while True:
+            there = ~self._is_here[groups_of(call.keys)]
+            keys = call.keys[there]
+            missing = (rows := self._find(keys, deadline)) < 0
+            if not missing.any():
+                break
             self.release()  # the node may have to let copies go first
             self.desk.fetch(np.unique(keys[missing]), deadline)
+            self._look_at_homes()
         call.rows[:] = ELSEWHERE
         call.rows[there] = rows
 
@@ -335,6 +359,7 @@ def open_spread(
     most = cache_rows or max(1024, _COPIES_BYTES // copy_spec.row_bytes)
     memory = KeyedMemory.of(session, called, spec, on_this_host=True)
     copy_memory = KeyedMemory.of(session, COPIES + called, copy_spec, on_this_host=True)
+    kept = KeyedMemory.of(session, KEPT + called, spec, on_this_host=True) if spec.copies > 1 else None
     desks = session.shared_memory(
         f"{memory_name(called)}-desks", layout.BYTES, sparse=True, once=spec.name is None, on_this_host=True
     )
@@ -351,9 +376,10 @@ def open_spread(
         bell=bell.number,
         most_copies=most,
         seconds=_COPY_SECONDS,
+        kept=None if kept is None else kept.memory.number,
     )
     session.node.ask(there, f"this host's node to open the {spec}")
-    desk = Desk(session, desks, bell, str(spec), whole, homes_of(range(len(session.hosts))))
+    desk = Desk(session, desks, bell, str(spec), whole)
     is_here = (desk.homes == session.hosts.index(session.control.here)).astype(np.int64)
     own = KeyedCalls(session, memory, spec, is_here)
     calls = SpreadCalls(session, copy_memory, copy_spec, own, desk, most)

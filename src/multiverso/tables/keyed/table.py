@@ -35,6 +35,7 @@ class KeyedOptions(TypedDict, total=False):
     admission: int
     eviction: Eviction | None
     cache_rows: int | None
+    copies: int
     name: str | None
     session: Session | None
 
@@ -77,6 +78,7 @@ class KeyedTable(KeyedContents[Scalar]):
             several hosts each evicts of those that live there, beyond its part of `most_keys`.
         cache_rows: on several hosts: how many copies of rows that live on other hosts each host keeps; at least as many
             as one add names. By default 256 MB of them.
+        copies: on several hosts: on how many of them each row is. With 2 the job loses no row with a host.
         name: create the table by this name, or attach to it; where reads wait for others, all workers create it
             together.
         session: the session it belongs to; the current one by default.
@@ -132,13 +134,14 @@ class KeyedTable(KeyedContents[Scalar]):
         admission: int = 1,
         eviction: Eviction | None = None,
         cache_rows: int | None = None,
+        copies: int = 1,
         name: str | None = None,
         session: Session | None = None,
     ) -> None:
         check_name(name)
         rule = resolve(updater)
         asked = KeyedSpec.of(
-            checked_count(dim, "dim"), checked_dtype(dtype), initial, seed, rule, name, admission, eviction
+            checked_count(dim, "dim"), checked_dtype(dtype), initial, seed, rule, name, admission, eviction, copies
         )
         self._update = compile_update(rule.apply, asked.dtype)
         self._sums_first = bool(rule.states or rule.hyper or rule.clip or asked.admission > 1)

@@ -1,0 +1,174 @@
+"""Keyed tables with two copies of each row, on real nodes: what survives the loss of a host, and what is said of it."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from core_support import outcome, wait_for
+from rehearsing import Rehearsal, rehearsal
+from test_spread_tables import KEYS, cuts
+
+import multiverso as mv
+from multiverso.errors import SnapshotError, TableMismatchError
+from multiverso.hosts.spread.homes import places_of
+from multiverso.layout.keyed import GROUPS
+from multiverso.runtime import Session
+from multiverso.updaters import momentum
+
+
+def test_the_backup_is_who_becomes_the_home() -> None:
+    homes, backups = places_of(range(5), 2)
+    assert (homes != backups).all()
+    for lost in range(5):
+        after, then = places_of([host for host in range(5) if host != lost], 2)
+        np.testing.assert_array_equal(after, np.where(homes == lost, backups, homes))
+        kept = (homes != lost) & (backups != lost)
+        np.testing.assert_array_equal(then[kept], backups[kept])
+    assert len(places_of([3], 2)) == 1
+    assert homes.shape == (GROUPS,)
+
+
+def kept(job: Rehearsal, of: int) -> dict[int, list[Any]]:
+    """The rows that hosts keep as backups, but for one that is lost."""
+    found: dict[int, list[Any]] = {}
+    for host, node in enumerate(job.nodes):
+        if host != of:
+            rows = node.hosts.rows
+            with rows._lock:
+                (table,) = [one.table for one in rows._tables.values()]
+                assert table.kept is not None
+                pattern = 0
+                while pattern >= 0:
+                    pattern, keys = table.kept.list_keys(pattern)
+                    there, values = table.kept.read_whole(keys)
+                    found |= {int(key): value.tolist() for key, value in zip(there, values, strict=True)}
+    return found
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_lost_host_takes_nothing_with_it_that_the_others_have_added(seed: int) -> None:
+    """Each worker adds to a column of its own, and reads what it has added at any moment, also of the lost host."""
+    lost = threading.Event()
+
+    def work(session: Session) -> Any:
+        me = session.worker_id
+        table = mv.KeyedTable(4, dtype="int64", cache_rows=300, copies=2, session=session)
+        dice = np.random.default_rng((seed, me))
+        mine = np.zeros(KEYS.size, np.int64)
+        for call in range(400):
+            some = np.unique(np.minimum(dice.zipf(1.3, dice.integers(1, 30)) - 1, KEYS.size - 1))
+            if call == 150 and me == 2:
+                job.nodes[2].close()
+                lost.set()
+                return mine
+            if call == 150:
+                lost.wait(30)
+            if dice.random() < 0.6:
+                delta = np.zeros((some.size, 4), np.int64)
+                delta[:, me] = dice.integers(1, 5, some.size)
+                table.add(delta, KEYS[some])
+                mine[some] += delta[:, me]
+            else:
+                np.testing.assert_array_equal(table.get(KEYS[some])[:, me], mine[some])
+        session.barrier()
+        rows = table.get(KEYS)
+        session.barrier()
+        return mine, rows, len(table), {int(key) for keys, _ in table.items() for key in keys}, table.check()
+
+    with rehearsal(1, 1, 1, 1, on_lost="continue") as job, cuts(job, seed):
+        first, second, gone, last = job.run(work)
+        copies = kept(job, 2)
+    for _, rows, number, listed, check in (first, second, last):
+        for worker, (added, *_) in ((0, first), (1, second), (3, last)):
+            np.testing.assert_array_equal(rows[:, worker], added)
+        assert (rows[:, 2] <= gone).all()
+        there = rows.any(axis=1)
+        assert listed >= set(KEYS[there].tolist())
+        assert number == len(listed)
+        assert not any(check[what] for what in check if what != "keys"), check
+        wanted = {int(key): row.view(np.uint8).tolist() for key, row in zip(KEYS[there], rows[there], strict=True)}
+        assert {key: copies[key] for key in wanted} == wanted, "a new backup has all"
+    assert gone.any()
+
+
+def test_the_state_of_an_updater_and_what_was_removed_are_at_the_backup_too(tmp_path: Path) -> None:
+    old, new = tmp_path / "old", tmp_path / "new"
+    lost = threading.Event()
+
+    def steps(table: Any, number: int) -> None:
+        for _ in range(number):
+            table.add(np.full((KEYS.size, 2), 0.5), KEYS)
+
+    def work(session: Session) -> Any:
+        table = mv.KeyedTable(2, updater=momentum(0.5), copies=2, session=session)
+        if session.worker_id == 0:
+            for _ in range(3):
+                steps(table, 1)
+                session.barrier()
+            table.remove(KEYS[::10])
+        else:
+            for _ in range(3):
+                session.barrier()
+        session.barrier()
+        table.save_increment(old)
+        session.barrier()
+        if session.worker_id == 2:
+            job.nodes[2].close()
+            lost.set()
+            return None
+        lost.wait(30)
+        wait_for(lambda: len(session.live_workers()) == 2)
+        assert len(table) == 900
+        session.barrier()
+        if session.worker_id == 1:
+            steps(table, 1)
+        session.barrier()
+        rows = table.get(KEYS)
+        error = outcome(lambda: table.save_increment(old))  # in which there are rows of the lost host, as they were
+        assert isinstance(error, SnapshotError)
+        table.save_increment(new)
+        session.barrier()
+        return rows
+
+    def alone(session: Session) -> Any:
+        table = mv.KeyedTable(2, updater=momentum(0.5), session=session)
+        steps(table, 3)
+        table.remove(KEYS[::10])
+        steps(table, 1)
+        again: Any = mv.KeyedTable(2, updater=momentum(0.5), session=session)
+        again.load(new)
+        np.testing.assert_array_equal(again.get(KEYS), table.get(KEYS))
+        return table.get(KEYS)
+
+    with rehearsal(1, 1, 1, on_lost="continue") as job:
+        found = job.run(work)[:2]
+    with rehearsal(1) as job:
+        (wanted,) = job.run(alone)
+    for rows in found:
+        np.testing.assert_array_equal(rows, wanted)
+
+
+def test_hosts_have_to_mean_the_same_number_of_copies() -> None:
+    def work(session: Session) -> Any:
+        table = mv.KeyedTable(2, copies=1 + session.worker_id, name="words", session=session)
+        error = outcome(lambda: table.get(KEYS))
+        session.barrier()
+        return error
+
+    with rehearsal(1, 1) as job:
+        errors = job.run(work)
+    assert [type(error) for error in errors] == [TableMismatchError] * 2
+
+
+def test_a_number_of_copies_is_one_or_two() -> None:
+    def work(session: Session) -> Any:
+        return outcome(lambda: mv.KeyedTable(2, copies=3, session=session))
+
+    with rehearsal(1) as job:
+        (error,) = job.run(work)
+    assert isinstance(error, ValueError)
+    assert "copies" in str(error)

@@ -1,0 +1,291 @@
+"""Keyed tables with backups on simulated hosts: every add of a host that is left counts once, whoever is lost.
+
+The real table, copies and backups of `hosts.spread` on real memory, over real streams; a worker on each host that adds
+to random keys, each host to a column of its own, and always reads what it has added.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from random import Random
+from typing import Any
+
+import numpy as np
+
+from multiverso.compiling.on_demand import compile_update
+from multiverso.hosts.peer.messages import Stream
+from multiverso.hosts.peer.resources import Buffers
+from multiverso.hosts.spread.copies import Copies
+from multiverso.hosts.spread.frames import Frame, head_of
+from multiverso.hosts.spread.homes import groups_of
+from multiverso.hosts.spread.table import SpreadTable
+from multiverso.layout import desk, keyed, words
+from multiverso.memory.words import store32, store64
+from multiverso.shards.keyed_rows import KeyedRows
+from multiverso.spec.states import State
+from multiverso.tables.keyed.memory import write_empty
+from multiverso.tables.keyed.spec import KeyedSpec
+from multiverso.updaters import resolve
+from multiverso.updaters.cached import copy_loops
+from simulated.world import Host, Memory, Scene, World, random_scene
+
+HOSTS = 4  # at most
+TABLE, SPEC = 7, 77
+ADD = resolve("add")
+
+
+class Piece:
+    """Plain memory, as `KeyedRows` takes it."""
+
+    def __init__(self, size: int) -> None:
+        self._bytes = np.zeros(size + words.PAGE, np.uint8)
+        self.begin = -self._bytes.ctypes.data % words.PAGE
+        self.address = self._bytes.ctypes.data + self.begin
+
+    def array(self, offset: int, count: int, dtype: Any) -> Any:
+        return np.frombuffer(self._bytes.data, dtype, count, self.begin + offset)
+
+
+class Hand:
+    """A control segment as one process has it: the node's, or the only worker's."""
+
+    def __init__(self, is_node: bool) -> None:
+        self.piece = Piece(words.control_bytes(1))
+        store32(self.piece.address + words.CAPACITY, int(is_node))
+        for worker in range(2):
+            block = self.piece.address + words.worker_block(worker)
+            store64(block + words.ATTACHMENT, 1)
+            store32(block + words.LIVENESS, words.ALIVE)
+
+    def rows(self, memory: Piece) -> KeyedRows:
+        return KeyedRows(memory, self.piece.address, lambda: False)  # type: ignore[arg-type]
+
+
+NODE, WORKER = Hand(True), Hand(False)
+
+
+def table_memory(*states: State) -> Piece:
+    spec = replace(KeyedSpec.of(HOSTS, "int64", 0, 0, ADD, None), states=states)
+    places = keyed.places(spec.row_bytes, 300)
+    piece = Piece(places["size"])
+    write_empty(piece.address, spec, places)
+    return piece
+
+
+@dataclass(eq=False)
+class Site:
+    """A host's node and its worker."""
+
+    table: SpreadTable
+    own: KeyedRows  # in the worker's hand, as is the next
+    copies: KeyedRows
+    homes: list[np.ndarray]
+    later: list[tuple[int, bytes]] = field(default_factory=list)
+    lost: set[int] = field(default_factory=set)
+    added: dict[int, int] = field(default_factory=dict)
+    calls: int = 0  # left
+    is_busy: bool = False
+    is_settled: bool = False
+
+
+class SpreadWorld(World):
+    """Hosts with a table between them.
+
+    Args:
+        scene: what happens.
+        random: decides when and where.
+        trace: gets a line for each thing that happens.
+    """
+
+    def __init__(self, scene: Scene, random: Random, trace: Callable[[str], None] | None = None) -> None:
+        super().__init__(replace(scene, elements=(), dtypes=(), joins=False, star=False), random, Memory(), trace)
+        self.keys = np.array(random.sample(range(10_000), random.choice((3, 30, 100))), np.int64)
+        self.most = random.choice((4, 20, 1000))
+        self.pool = Buffers(4)
+        self.phase = 0
+        for host in self.hosts:
+            host.neighbours = {
+                peer: Stream(functools.partial(self._arrived, host, peer), self.pool) for peer in host.links
+            }
+        self.sites = [self._site(host) for host in self.hosts]
+        for host in self.hosts:
+            self._later(0.002, self._look_at_rows, host)
+
+    def _site(self, host: Host) -> Site:
+        own, copied, kept = table_memory(), table_memory(State("unsent")), table_memory()
+        loops = copy_loops("add")
+        take, land = (compile_update(loop, "int64") for loop in (loops.take, loops.land))
+        now: Callable[[], float] = lambda: self.clock.now + 1.0  # noqa: E731
+        homes: list[np.ndarray] = []
+        copies = Copies(NODE.rows(copied), take, land, self.most, 0.2, now)
+        table = SpreadTable(
+            TABLE,
+            SPEC,
+            host.number,
+            len(self.hosts),
+            NODE.rows(own),
+            copies,
+            compile_update(ADD.apply, "int64"),
+            1,
+            functools.partial(self._put, host),
+            homes.append,
+            NODE.rows(kept),
+            now,
+        )
+        return Site(table, WORKER.rows(own), WORKER.rows(copied), homes)
+
+    def _put(self, host: Host, peer: int, *parts: Any) -> None:
+        stream = host.neighbours[peer]
+        assert isinstance(stream, Stream)
+        stream.put(b"".join(parts))
+        self.clock.after(0, lambda: self._poke(host, peer))
+
+    # -- nodes -------------------------------------------------------------------------------------------------
+
+    def _arrived(self, host: Host, peer: int, message: memoryview) -> None:
+        self._receive(host, peer, bytes(message))
+
+    def _receive(self, host: Host, peer: int, message: bytes) -> None:
+        site = self.sites[host.number]
+        if peer in site.lost:
+            return
+        if self.trace is not None:
+            self.say(f"{host.number} hears of {peer}: {head_of(message)}")
+        frame = Frame.of(memoryview(bytearray(message)), site.table.own.size)
+        if not frame.is_question:
+            site.table.answered(peer, frame)
+        elif site.table.is_early(frame):
+            site.later.append((peer, message))
+        elif (answer := site.table.home.serve(peer, frame)) is not None:
+            self._put(host, peer, *answer.parts())
+
+    def _look_at_rows(self, host: Host) -> None:
+        """The node's turn."""
+        if not self._when_up(host, lambda: self._look_at_rows(host)):
+            return
+        site = self.sites[host.number]
+        if self.phase == 2 and not site.is_settled:
+            site.is_settled = site.table.leave_all() and not site.table.look(True, True)
+        elif self.phase == 1:
+            site.is_settled = not site.table.look(True, True) or site.is_settled
+        else:
+            site.table.look(self.random.random() < 0.1)
+        self._later(0.004, self._look_at_rows, host)
+
+    def _regroup(self, host: Host, dead: Host) -> None:
+        up = not host.dead and self.clock.now >= host.stalled_until
+        super()._regroup(host, dead)
+        if up:
+            site = self.sites[host.number]
+            site.lost.add(dead.number)
+            site.table.lost(dead.number)
+            later, site.later = site.later, []
+            for peer, message in later:
+                self._receive(host, peer, message)
+
+    # -- workers -----------------------------------------------------------------------------------------------
+
+    def _work(self, host: Host) -> None:
+        """A call: adds to some keys, or reads them."""
+        if not self._when_up(host, lambda: self._work(host)):
+            return
+        site = self.sites[host.number]
+        if site.is_busy:
+            self._later(0.005, self._work, host)
+            return
+        site.is_busy = True
+        many = self.random.randint(1, min(self.most, 8, self.keys.size))
+        keys = np.array(sorted(self.random.sample(self.keys.tolist(), many)))
+        self._call(host, keys, self.random.choice((0, 1, 2, 3)))
+
+    def _call(self, host: Host, keys: np.ndarray, add: int) -> None:
+        """Does it, or fetches what is missing first."""
+        site = self.sites[host.number]
+        here = site.homes[-1][groups_of(keys)] == host.number
+        there = keys[~here]
+        places = site.copies.find(there)
+        if (places < 0).any():
+            site.copies.release()
+            missing = there[places < 0]
+
+            def done(code: int, result: int, answer: Frame | None) -> None:
+                assert code == desk.DONE_WELL, f"host {host.number} was refused rows: {code} {result}"
+                self._later(0.001, self._go_on, host, keys, add)
+
+            site.table.ask(desk.FETCH, missing, done)
+            return
+        if add:
+            delta = np.zeros((keys.size, HOSTS), np.int64)
+            delta[:, host.number] = add
+            if here.any():
+                site.own.apply(compile_update(ADD.apply, "int64"), site.own.enter(keys[here]), delta[here])
+            site.copies.apply(compile_update(copy_loops("add").add, "int64"), places, delta[~here])
+            for key in keys.tolist():
+                site.added[key] = site.added.get(key, 0) + add
+        else:
+            site.copies.release()
+            rows = np.empty((keys.size, HOSTS), np.int64)
+            rows[here] = site.own.values(keys[here]).view(np.int64)
+            rows[~here] = site.copies.values(there).view(np.int64)
+            mine = [site.added.get(key, 0) for key in keys.tolist()]
+            assert rows[:, host.number].tolist() == mine, (
+                f"host {host.number} reads {rows[:, host.number]} where it has added {mine}"
+            )
+        site.is_busy = False
+        site.calls -= 1
+
+    def _go_on(self, host: Host, keys: np.ndarray, add: int) -> None:
+        if self._when_up(host, lambda: self._go_on(host, keys, add)):
+            self._call(host, keys, add)
+
+    # -- a whole schedule ----------------------------------------------------------------------------------------
+
+    def run(self) -> None:
+        """Lets the workers work beside all faults, then brings everything home, and looks at all rows."""
+        for host in self.hosts:
+            self.sites[host.number].calls = 3 * self.scene.adds
+            for _ in range(3 * self.scene.adds):
+                self._later(self.scene.seconds, self._work, host)
+        self.schedule_faults()
+        self._until(lambda: all(self.sites[host.number].calls == 0 for host in self.live), "the calls")
+        self.phase = 1
+        while self.phase < 3:
+            self._until(lambda: self.regrouping == 0, "the loss of a host")
+            moves = self.moves
+            for site in self.sites:
+                site.is_settled = False
+            self._until(
+                lambda: self.moves != moves or all(self.sites[host.number].is_settled for host in self.live),  # noqa: B023
+                f"step {self.phase} of a barrier",
+            )
+            self.phase = self.phase + 1 if self.moves == moves else 1
+        for key in self.keys:
+            self._check(key)
+
+    def _check(self, key: int) -> None:
+        one = np.array([key])
+        homes = {int(self.sites[host.number].table._homes[groups_of(one)][0]) for host in self.live}
+        assert len(homes) == 1, f"{key} lives on {homes}"
+        site = self.sites[homes.pop()]
+        row = site.table.own.values(one).view(np.int64)[0]
+        for host in self.hosts:
+            added = self.sites[host.number].added.get(int(key), 0)
+            right = 0 <= row[host.number] <= added if host.dead else row[host.number] == added
+            assert right, f"{key}: host {host.number} has added {added}, {row} are there"
+        kept = [self.sites[host.number].table.kept for host in self.live]
+        backups = [one_kept.values(one).view(np.int64)[0] for one_kept in kept if one_kept and one_kept.has(one).any()]
+        wanted = int(len(self.live) > 1 and row.any())
+        assert [backup.tolist() for backup in backups] == [row.tolist()] * wanted, f"{key}: {row}, kept {backups}"
+
+
+def run(seed: int, trace: Callable[[str], None] | None = None) -> SpreadWorld:
+    """Runs the schedule of a seed; an AssertionError says what is wrong with it."""
+    random = Random(seed)
+    scene = replace(random_scene(random), crashes=random.choice((0, 1, 1)))
+    if trace is not None:
+        trace(str(scene))
+    world = SpreadWorld(scene, random, trace)
+    world.run()
+    return world

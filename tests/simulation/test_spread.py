@@ -1,0 +1,65 @@
+"""Rows with backups on simulated hosts: every add of a host that is left counts once; a broken law is noticed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from simulated import spread
+
+from multiverso.hosts.spread.backups import Backups
+from multiverso.hosts.spread.table import SpreadTable
+
+SCHEDULES = 60
+TRIED = 200
+
+
+def test_every_add_of_a_host_that_is_left_counts_once() -> None:
+    faults = lost = 0
+    for seed in range(SCHEDULES):
+        try:
+            world = spread.run(seed)
+        except Exception as error:
+            raise AssertionError(f"make simulate SEED={seed} ARGS='--spread --replay': {error}") from error
+        faults, lost = faults + world.faults, lost + len(world.hosts) - len(world.live)
+    assert faults > SCHEDULES
+    assert lost > SCHEDULES // 3
+
+
+def test_a_seed_makes_the_same_schedule_again() -> None:
+    lines: list[list[str]] = [[], []]
+    for kept in lines:
+        spread.run(11, kept.append)
+    assert lines[0] == lines[1]
+
+
+def _answers_at_once(backups: Backups, *arguments: Any) -> dict[int, int]:
+    TELL(backups, *arguments)
+    return {}
+
+
+def _tells_nothing_by_itself(backups: Backups, always: bool, to_the_end: bool = False) -> bool:
+    return True
+
+
+TELL = Backups.tell
+
+
+@pytest.mark.parametrize(
+    ("owner", "name", "broken"),
+    [
+        (Backups, "has", lambda *_: False),  # what was applied is applied again
+        (Backups, "has", lambda *_: True),  # what was not applied is not sent again
+        (Backups, "tell", _answers_at_once),  # an answer before the backup has it
+        (Backups, "look", _tells_nothing_by_itself),  # a new backup is not filled
+        (SpreadTable, "is_early", lambda *_: False),  # a question is answered by who is not the home yet
+    ],
+)
+def test_a_broken_law_is_noticed(
+    owner: type, name: str, broken: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(owner, name, broken)
+    with pytest.raises((AssertionError, KeyError), match=r"has added|kept|^\d$"):
+        for seed in range(TRIED):
+            spread.run(seed)
