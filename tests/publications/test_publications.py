@@ -11,6 +11,7 @@ import sys
 import textwrap
 import threading
 import time
+import tracemalloc
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -495,6 +496,21 @@ def test_a_third_slot_takes_memory_only_when_readers_keep_two(name: str) -> None
         assert subscription.latest().version == 7
     assert taken[0] == taken[1]
     assert taken[2] >= taken[1] + big["w"].nbytes
+
+
+def test_tensors_with_gaps_are_copied_one_after_another(name: str) -> None:
+    with_gaps = {letter: np.arange(1 << 21, dtype=np.float32)[::2] for letter in "abcdef"}
+    model = {**with_gaps, "tied to a": with_gaps["a"], "swapped": np.arange(5, dtype=">i4")}
+    with mv.Publication(name, like=model) as publication, mv.subscribe(name, timeout_seconds=SECONDS) as subscription:
+        tracemalloc.start()
+        publication.publish(model)
+        (_, peak), _ = tracemalloc.get_traced_memory(), tracemalloc.stop()
+        with subscription.latest() as snapshot:
+            snapshot.verify()
+            assert len(snapshot.layout.tensors) == len(model) - 1
+            for key, value in model.items():
+                np.testing.assert_array_equal(snapshot[key], value)
+    assert peak < 2 * with_gaps["a"].nbytes
 
 
 @pytest.mark.parametrize("arguments", [("",), ("x" * 201,), (7,)])

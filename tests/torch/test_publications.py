@@ -6,7 +6,9 @@ import os
 
 import pytest
 import torch
-from torch import nn
+from torch import distributed, nn
+from torch.distributed.tensor import Shard, distribute_tensor, init_device_mesh
+from torch.testing._internal.distributed.fake_pg import FakeStore
 
 import multiverso as mv
 from multiverso.errors import DtypeMismatchError, ShapeMismatchError
@@ -85,3 +87,43 @@ def test_parameters_can_be_the_shared_memory_and_keep_their_version() -> None:
             served.load_state_dict(snapshot.torch(), assign=True)
         with pytest.raises(DtypeMismatchError, match=r"memory of a publication itself"):
             subscription.load_into(served)
+
+
+def test_tensors_that_lie_otherwise_than_in_a_slot_are_read_as_they_are() -> None:
+    name = f"of-test-{os.urandom(8).hex()}"
+    turned = torch.arange(6.0).reshape(2, 3).T
+    numbers = torch.tensor([1 + 2j, 3 - 1j])
+    model = {
+        "turned": turned,
+        "same": turned,
+        "conjugate": numbers.conj(),
+        "negative": numbers.conj().imag,
+        "one number": torch.ones(1).expand(4),
+    }
+    with mv.Publication(name, like=model) as publication, mv.subscribe(name) as subscription:
+        publication.publish(model)
+        with subscription.latest() as snapshot:
+            snapshot.verify()
+            tensors = snapshot.torch()
+            for key, value in model.items():
+                assert torch.equal(tensors[key], value), key
+            assert tensors["turned"].data_ptr() == tensors["same"].data_ptr()
+
+
+def test_tensors_without_memory_of_their_own_are_refused() -> None:
+    name = f"of-test-{os.urandom(8).hex()}"
+    distributed.init_process_group("fake", store=FakeStore(), rank=0, world_size=1)
+    try:
+        part = distribute_tensor(torch.zeros(4), init_device_mesh("cpu", (1,)), [Shard(0)])
+    finally:
+        distributed.destroy_process_group()
+    for tensor in (part, torch.zeros(4, device="meta")):
+        with pytest.raises(TypeError, match=r"'w' is a (DTensor|Tensor) on .* of a DTensor, what full_tensor\(\)"):
+            mv.Publication(name, like={"w": tensor})
+    with mv.Publication(name, like={"v": torch.zeros(1), "w": torch.zeros(4)}) as publication:
+        publication.publish({"v": torch.ones(1), "w": torch.ones(4)})
+        for tensor in (part, torch.zeros(4, device="meta")):
+            mine = torch.zeros(1)
+            with mv.subscribe(name) as subscription, pytest.raises(TypeError, match="full_tensor"):
+                subscription.load_into({"v": mine, "w": tensor})
+            assert mine.item() == 0, "nothing was changed"

@@ -95,4 +95,5 @@ def _leaf(name: str, entry: _Entry, memory: npt.NDArray[np.uint8]) -> Leaf:
     if any(extent < 0 for extent in entry.shape) or not 0 <= first <= end <= memory.size or end - first != nbytes:
         raise ValueError(f"tensor {name!r} does not lie in it: {entry}")
     part = memory[first:end]
-    return Leaf(dtype, tuple(entry.shape), part.__array_interface__["data"][0], nbytes, part)
+    address = part.__array_interface__["data"][0]
+    return Leaf(dtype, tuple(entry.shape), nbytes, (address, dtype, *entry.shape), address, part)

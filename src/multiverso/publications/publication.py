@@ -9,10 +9,13 @@ import ctypes
 import os
 import threading
 from bisect import bisect
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
 
 from multiverso.checks import whole
 from multiverso.deadline import Deadline
@@ -47,14 +50,23 @@ class Copier:
         """Copies tensors into the slot at an address, and returns their checksums, as int64."""
         if self._under_way:
             self.close()  # a call was interrupted: nothing of it goes on
+        sums = iter(self._copy(base, [(tensor, leaf.address) for tensor, leaf in pairs if leaf.bring is None]))
+        # one after another: of those that do not lie here as in a slot, one at a time has a copy in this memory
+        return [next(sums) if leaf.bring is None else self._copy_of(base, tensor, leaf.bring) for tensor, leaf in pairs]
+
+    def _copy_of(self, base: int, tensor: Tensor, bring: Callable[[], npt.NDArray[np.uint8]]) -> int:
+        memory = bring()
+        return self._copy(base, [(tensor, memory.ctypes.data)])[0]
+
+    def _copy(self, base: int, pairs: Sequence[tuple[Tensor, int]]) -> list[int]:
         if self._threads == 1 or sum(tensor.nbytes for tensor, _ in pairs) < _WORTH_THREADS:
-            return [_wrapped(_copy_part(base, tensor, leaf, 0, tensor.words)) for tensor, leaf in pairs]
+            return [_wrapped(_copy_part(base, tensor, address, 0, tensor.words)) for tensor, address in pairs]
         if self._pool is None:
             self._pool = ThreadPoolExecutor(self._threads, "multiverso-publish")
 
         def part(which: tuple[int, int]) -> int:
-            tensor, leaf = pairs[which[0]]
-            return _copy_part(base, tensor, leaf, which[1], min(_CHUNK_WORDS, tensor.words - which[1]))
+            tensor, address = pairs[which[0]]
+            return _copy_part(base, tensor, address, which[1], min(_CHUNK_WORDS, tensor.words - which[1]))
 
         parts = [
             (number, first)
@@ -75,9 +87,9 @@ class Copier:
         self._pool, self._under_way = None, False
 
 
-def _copy_part(base: int, tensor: Tensor, leaf: Leaf, first: int, count: int) -> int:
+def _copy_part(base: int, tensor: Tensor, address: int, first: int, count: int) -> int:
     """Copies words of a tensor into a slot, and returns their part of its checksum."""
-    to, source = base + tensor.offset + 8 * first, leaf.address + 8 * first
+    to, source = base + tensor.offset + 8 * first, address + 8 * first
     whole = min(count, tensor.nbytes // 8 - first)
     total = kernels.copy_summed.compiled()(to, source, whole, first) if whole > 0 else 0
     if whole < count:  # the end of a tensor that is no multiple of 8 bytes; what fills it up is zero

@@ -21,6 +21,7 @@ from multiverso.publications.tensors import (
     as_array,
     as_jax,
     as_tensor,
+    check_dense,
     check_like,
     check_names,
     is_torch,
@@ -109,6 +110,7 @@ class Snapshot(Mapping[str, Array], InProcess):
         Raises:
             ShapeMismatchError, DtypeMismatchError: other names, shapes or dtypes, or tensors that are a publication's
                 memory themselves. Nothing was changed.
+            TypeError: a tensor that has no memory of its own, or cannot be written to. Nothing was changed.
         """
         targets, memory = dict(named(model)), self._bytes()
         check_names(targets, self.layout)
@@ -120,11 +122,13 @@ class Snapshot(Mapping[str, Array], InProcess):
             check_like(tensor, str(target.dtype).removeprefix("torch."), tuple(target.shape))
             if isinstance(target, np.ndarray) and not target.flags.writeable:
                 raise DtypeMismatchError(f"{name!r} is an array that cannot be written to")
-            if is_torch(target) and is_read_only(target.data_ptr()):
-                raise DtypeMismatchError(
-                    f"{name!r} is memory of a publication itself, by load_state_dict(snapshot.torch(), assign=True): "
-                    "do that with the next snapshot, too, or load into a model with memory of its own"
-                )
+            if is_torch(target):
+                check_dense(name, target)
+                if is_read_only(target.data_ptr()):
+                    raise DtypeMismatchError(
+                        f"{name!r} is memory of a publication itself, by load_state_dict(snapshot.torch(), assign=True)"
+                        ": do that with the next snapshot, too, or load into a model with memory of its own"
+                    )
         for target, tensor in zip(targets.values(), tensors, strict=True):
             if is_torch(target):
                 target.detach().copy_(as_tensor(memory, tensor))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -93,18 +93,22 @@ def check_layout(layout: Layout) -> None:
 
 
 class Leaf(Struct, frozen=True):
-    """A tensor as it lies in this process: ``memory`` keeps it there."""
+    """A tensor of a model.
+
+    Attributes:
+        place: where it lies and how: the same for two names of one tensor.
+        address: of its bytes in this process's memory, where they lie as in a slot.
+        memory: keeps it there.
+        bring: where they lie otherwise (with gaps, on an accelerator): returns a copy's bytes. None has an address.
+    """
 
     dtype: str
     shape: tuple[int, ...]
-    address: int
     nbytes: int
-    memory: Any
-
-    @property
-    def place(self) -> tuple[int, str, tuple[int, ...]]:
-        """The same for two names of one tensor."""
-        return self.address, self.dtype, self.shape
+    place: tuple[object, ...]
+    address: int = 0
+    memory: Any = None
+    bring: Callable[[], npt.NDArray[np.uint8]] | None = None
 
 
 def layout_of(leaves: Mapping[str, Leaf]) -> Layout:
@@ -224,21 +228,58 @@ def _leaf(name: str, value: Any) -> Leaf:
     if hasattr(value, "assign") and hasattr(value, "value") and "keras" in sys.modules:
         value = value.value
     if is_torch(value):
-        tensor = value.detach()
-        if tensor.is_quantized or str(tensor.layout) != "torch.strided":
-            raise TypeError(f"{name!r} is a tensor of layout {tensor.layout}: publish dense tensors")
-        tensor = tensor.cpu().contiguous()
-        dtype = str(tensor.dtype).removeprefix("torch.")
-        return Leaf(dtype, tuple(tensor.shape), tensor.data_ptr(), tensor.numel() * tensor.element_size(), tensor)
+        return _torch_leaf(name, value.detach())
     called = repr(name) if name else "what is published"
     if isinstance(value, str | bytes) or value is None:
         raise TypeError(f"{called} is {value!r:.80}: a publication is made of arrays and tensors")
-    array = np.ascontiguousarray(value).reshape(np.shape(value))
+    array = np.asarray(value)
     if array.dtype.kind not in "biufc" and array.dtype.type.__module__ != "ml_dtypes":
         raise TypeError(f"{called} is {array.dtype}: a publication is made of arrays of numbers")
-    if not array.dtype.isnative:
-        array = array.astype(array.dtype.newbyteorder("="))
-    return Leaf(array.dtype.name, array.shape, array.__array_interface__["data"][0], array.nbytes, array)
+    address, kind = array.__array_interface__["data"][0], array.dtype.name
+    place = (address, array.dtype.str, array.shape, array.strides)
+    if array.flags.c_contiguous and array.dtype.isnative:
+        return Leaf(kind, array.shape, array.nbytes, place, address, array)
+    native = array.dtype.newbyteorder("=")
+    return Leaf(
+        kind,
+        array.shape,
+        array.nbytes,
+        place,
+        bring=lambda: np.ascontiguousarray(array, native).reshape(-1).view(np.uint8),
+    )
+
+
+def _torch_leaf(name: str, tensor: Any) -> Leaf:
+    """Returns the leaf of a tensor without a gradient."""
+    check_dense(name, tensor)
+    shape, nbytes, address = tuple(tensor.shape), tensor.numel() * tensor.element_size(), tensor.data_ptr()
+    place = (str(tensor.device), address, str(tensor.dtype), shape, tensor.stride(), tensor.is_conj(), tensor.is_neg())
+    dtype = str(tensor.dtype).removeprefix("torch.")
+    if tensor.device.type == "cpu" and tensor.is_contiguous() and not (tensor.is_conj() or tensor.is_neg()):
+        return Leaf(dtype, shape, nbytes, place, address, tensor)
+
+    def bring() -> npt.NDArray[np.uint8]:
+        copy = tensor.resolve_conj().resolve_neg().cpu().contiguous().reshape(-1)
+        memory: npt.NDArray[np.uint8] = copy.view(sys.modules["torch"].uint8).numpy()
+        return memory
+
+    return Leaf(dtype, shape, nbytes, place, bring=bring)
+
+
+def check_dense(name: str, tensor: Any) -> None:
+    """Refuses a PyTorch tensor whose numbers do not all lie in memory of its own.
+
+    Raises:
+        TypeError: why.
+    """
+    if tensor.is_nested or tensor.is_quantized or str(tensor.layout) != "torch.strided":
+        kind = "a nested tensor" if tensor.is_nested else f"a tensor of layout {tensor.layout}"
+        raise TypeError(f"{name!r} is {kind}: give dense tensors")
+    if tensor.numel() and not tensor.data_ptr():
+        raise TypeError(
+            f"{name!r} is a {type(tensor).__name__} on {tensor.device} without memory of its own: give whole tensors; "
+            "of a DTensor, what full_tensor() returns, which all workers call"
+        )
 
 
 def is_torch(value: Any) -> bool:
