@@ -498,6 +498,19 @@ def test_a_third_slot_takes_memory_only_when_readers_keep_two(name: str) -> None
     assert taken[2] >= taken[1] + big["w"].nbytes
 
 
+def test_a_slot_more_is_not_taken_of_memory_that_others_need(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    big = {"w": np.ones(16 << 20, np.float32)}
+    with mv.Publication(name, like=big) as publication, mv.subscribe(name, timeout_seconds=SECONDS) as subscription:
+        publication.publish(big)
+        with subscription.latest():
+            publication.publish(big)
+            with monkeypatch.context() as patch:
+                patch.setattr(heap, "free_memory", lambda: 1 << 20)
+                assert publication.publish(big) is None, "the system would end some process to make room"
+            assert publication.left_out == 1
+            assert publication.publish(big) == 3
+
+
 def test_tensors_with_gaps_are_copied_one_after_another(name: str) -> None:
     with_gaps = {letter: np.arange(1 << 21, dtype=np.float32)[::2] for letter in "abcdef"}
     model = {**with_gaps, "tied to a": with_gaps["a"], "swapped": np.arange(5, dtype=">i4")}

@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from multiverso.deadline import Deadline
+from multiverso.errors import OutOfMemoryError
 from multiverso.kernels import publications as kernels
 from multiverso.layout import publications as at
 from multiverso.memory.heap import Heap
@@ -178,12 +179,12 @@ class Slots:
         self._sent_bytes = lambda: 0
 
     def _take_another(self) -> bool:
-        """Takes the memory of one more slot, if there is any."""
+        """Takes the memory of one more slot, if there is any: what lies behind the others."""
         if self._there == self._number:
             return False
         try:
-            os.posix_fallocate(self._heap.descriptor, at.HEADER.size + self._there * self._size, self._size)
-        except OSError:
+            self._heap.reserve(self._size)
+        except OutOfMemoryError:
             return False
         self._there += 1
         return True
