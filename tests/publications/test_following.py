@@ -380,6 +380,21 @@ def test_strangers_are_refused_and_readers_are_told_why(
         subscription.latest()
 
 
+def test_a_reader_that_has_a_version_is_told_why_there_is_no_newer_one(name: str) -> None:
+    weights = {"w": np.zeros(100)}
+    with mv.Publication(name, like=weights) as publication:
+        host, port = publication.forward(token=TOKEN, address="127.0.0.1")
+        publication.publish(weights)
+        with mv.subscribe(name, address=f"{host}:{port}", token=TOKEN, timeout_seconds=SECONDS) as subscription:
+            subscription.latest().release()
+            publication.close()
+            while not (subscription._follower and subscription._follower.trouble):
+                with pytest.raises(WaitTimeoutError, match="the newest is 1"):
+                    subscription.wait(1, 0.1)
+            with pytest.raises(WaitTimeoutError, match=rf"the newest is 1 \({host}:{port}: .*\)"):
+                subscription.wait(1, 0.1)
+
+
 def test_an_address_is_that_publication_and_no_other_of_its_name(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     where = {}
     with ExitStack() as end:

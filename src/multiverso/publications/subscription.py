@@ -220,11 +220,11 @@ class Subscription(InProcess):
         wanted = f"a version of {self.name!r} newer than {newer_than}" if newer_than else f"a version of {self.name!r}"
         if self._attachment is None:
             there = f"nobody of this user publishes it {self._where or 'on this host'}"
-            if self._follower is not None and self._follower.trouble:
-                there = self._follower.trouble
         else:
             there = f"the newest is {self._attachment.version}"
             there += "" if self._attachment.connected else ", and its publisher is gone"
+        if self._follower is not None and self._follower.trouble:
+            there = self._follower.trouble if self._attachment is None else f"{there} ({self._follower.trouble})"
         return f"waited {deadline} for {wanted}: {there}"
 
     # -- the thread --------------------------------------------------------------------------------------------------
