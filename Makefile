@@ -224,7 +224,7 @@ $(AXE)/axe.min.js:
 	@echo "make: installing vLLM into .venv-vllm (3.4 GB, some minutes)"
 	@test -x .venv-vllm/bin/python || "$(PYTHON)" -m venv --clear .venv-vllm
 	@bash scripts/vllm.sh .venv-vllm/bin/python
-	@.venv-vllm/bin/python $(INSTALL) -e . 'pytest>=8' 'pytest-timeout>=2.3'
+	@.venv-vllm/bin/python $(INSTALL) -e . 'pytest>=8' 'pytest-timeout>=2.3' 'hypothesis>=6.100'
 	@touch $@
 
 # NumPy 1.23.5 has no wheels for Python 3.12 and later, so this one needs 3.11 itself.
