@@ -190,9 +190,9 @@ def _feed(reader: Reader, carried: Numbered, data: bytes) -> None:
         data = data[count:]
         reader.filled(count)
         while True:
-            if (begun := reader.begin()) is not None:
-                reader.place(carried.accept(begun))
-            if (whole := reader.whole()) is None:
+            begun = reader.begin()
+            whole = reader.whole() if begun is None else reader.place(carried.accept(begun))
+            if whole is None:
                 break
             with np.errstate(all="ignore"):
                 carried.arrived(*whole, 0.0)

@@ -24,9 +24,13 @@ def bodies_of(stream: bytes, cuts: random.Random, skip: int) -> list[tuple[Heade
         room[:count], stream = stream[:count], stream[count:]
         reader.filled(count)
         while True:
-            if (begun := reader.begin()) is not None:
-                reader.place(None if begun.table == skip else memoryview(bytearray(begun.length)))
-            if (whole := reader.whole()) is None:
+            begun = reader.begin()
+            whole = (
+                reader.whole()
+                if begun is None
+                else reader.place(None if begun.table == skip else memoryview(bytearray(begun.length)))
+            )
+            if whole is None:
                 break
             found.append((whole[0], None if whole[1] is None else whole[1].tobytes()))
     assert not reader.inside

@@ -340,9 +340,9 @@ class World:
                 data = data[count:]
                 reader.filled(count)
                 while True:
-                    if (begun := reader.begin()) is not None:
-                        reader.place(link.accept(begun))
-                    if (whole := reader.whole()) is None:
+                    begun = reader.begin()
+                    whole = reader.whole() if begun is None else reader.place(link.accept(begun))
+                    if whole is None:
                         break
                     link.arrived(*whole, self.clock.now)
                     receiver.pace.spent(self.clock.now, _KERNEL_SECONDS)

@@ -24,8 +24,8 @@ LONGEST_BODY = 1 << 31
 _SKIP_BYTES = 1 << 16
 _BUFFER_BYTES = (1 << 14) + HEADER_BYTES
 # so much has been received since the last acknowledgement: the other side keeps what follows that
-_SAY_BYTES = 1 << 20
 _SAY_FRAMES = 64
+_BYTES_OF_ONE = 1 << 14  # a longer frame counts as several
 
 
 class ProtocolError(MultiversoError, ConnectionError):
@@ -76,9 +76,10 @@ class Header(NamedTuple):
 
 NOTHING = memoryview(b"")
 Body = bytes | bytearray | memoryview
+Frame = tuple[Header, memoryview | None]
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, slots=True)
 class Outgoing:
     """A frame to send."""
 
@@ -110,9 +111,8 @@ class Reader:
     What comes is taken from the connection up to 16 KiB at a time, so that a small frame is there at once, header
     and body; what is left of a large one goes to its memory directly. After each `filled`, until there is no more::
 
-        if (header := reader.begin()) is not None:
-            reader.place(memory for the body)
-        frame = reader.whole()
+        header = reader.begin()
+        frame = reader.whole() if header is None else reader.place(memory for the body)
     """
 
     def __init__(self) -> None:
@@ -151,9 +151,9 @@ class Reader:
         Raises:
             ProtocolError: no node sends it.
         """
-        low, high = self._low, self._high
         if self._header is not None:
             return None
+        low, high = self._low, self._high
         if high - low < HEADER_BYTES:
             if low:
                 self._buffer[: high - low] = self._buffer[low:high]
@@ -162,19 +162,29 @@ class Reader:
         self._header, self._low = Header.unpack(self._buffer, low), low + HEADER_BYTES
         return self._header
 
-    def place(self, body: memoryview | None) -> None:
-        """Gives the body of the frame that has begun its memory, of its length; None: it is skipped."""
-        assert self._header is not None
-        low, high = self._low, self._high
-        got = min(self._header.length, high - low)
+    def place(self, body: memoryview | None) -> Frame | None:
+        """Gives the body of the frame that has begun its memory, of its length; None: it is skipped.
+
+        Returns:
+            The frame, if it is whole.
+        """
+        header, low = self._header, self._low
+        assert header is not None
+        got = min(header.length, self._high - low)
         if got and body is not None:
             body[:got] = self._buffer[low : low + got]
-        low += got
-        self._low, self._high = (low, high) if low < high else (0, 0)
+        if low + got < self._high:
+            self._low = low + got
+        else:
+            self._low = self._high = 0
+        if got == header.length:
+            self._header = None
+            return header, body
         self._body, self._got = body, got
+        return None
 
-    def whole(self) -> tuple[Header, memoryview | None] | None:
-        """Returns the frame that has begun once it is whole; None as its body if that was skipped."""
+    def whole(self) -> Frame | None:
+        """Returns the frame that had begun before once it is whole; None as its body if that was skipped."""
         header, body = self._header, self._body
         if header is None or self._got < header.length:
             return None
@@ -205,7 +215,7 @@ class Numbered:
         self._last = 0  # the number of the last one put
         self._sent = 0  # of the last one that went out over this connection, or the one before where it is not ready
         self._received = 0
-        self._unsaid_bytes = self._unsaid = 0
+        self._unsaid = 0  # frames that came since this side has last said how far it is
         self._say = False
         # ready: the other side has said on this connection how far it is
         self._connected = self._ready = False
@@ -214,9 +224,14 @@ class Numbered:
     def post(self, frame: Outgoing) -> None:
         """A frame for the other side; its memory must not change, and a buffer goes back once it has arrived."""
         with self._lock:
-            self._last += 1
-            self._lent += frame.buffer is not None
-            self._kept.append(frame)
+            self._post(frame)
+
+    def _post(self, frame: Outgoing) -> None:
+        """The same under the lock."""
+        self._last += 1
+        if frame.buffer is not None:
+            self._lent += 1
+        self._kept.append(frame)
 
     def connect(self, incarnation: int) -> None:
         """A new connection: what is not known to be received goes again, once the other side has spoken.
@@ -268,16 +283,20 @@ class Numbered:
             most_new: bytes of the body of a frame that is computed in this call; a longer one is left for another.
         """
         with self._lock:
-            if self._ready and self._sent < self._last:
-                frame, number = self._kept[self._sent - self._last], self._sent + 1
-                self._sent = number
-            elif self._say and self._connected:
-                frame, number = Outgoing(Header(RECEIVED)), 0
-            else:
-                return None
-            self._say, self._unsaid, self._unsaid_bytes = False, 0, 0
-            frame.header = tuple.__new__(Header, (*frame.header[:7], number, self._received))
-            return frame
+            return self._next()
+
+    def _next(self) -> Outgoing | None:
+        """The same under the lock."""
+        if self._ready and self._sent < self._last:
+            frame, number = self._kept[self._sent - self._last], self._sent + 1
+            self._sent = number
+        elif self._say and self._connected:
+            frame, number = Outgoing(Header(RECEIVED)), 0
+        else:
+            return None
+        self._say, self._unsaid = False, 0
+        frame.header = tuple.__new__(Header, (*frame.header[:7], number, self._received))
+        return frame
 
     def accept(self, header: Header) -> memoryview | None:
         """Checks a header; returns memory for its body, or None for one that is not wanted, or has come before.
@@ -308,9 +327,10 @@ class Numbered:
         if (number > 0) == (header.kind == RECEIVED) or (header.length and not number):
             raise ProtocolError(f"a message of {header.length} bytes of kind {header.kind} has the number {number}")
         with self._lock:
-            if not self._last - len(self._kept) <= received <= self._sent:
+            news = received - self._last + len(self._kept)
+            if news < 0 or received > self._sent:
                 raise ProtocolError(f"message {received} is said to be received, of {self._sent} that were sent")
-            while self._last - len(self._kept) < received:
+            for _ in range(news):
                 if (buffer := self._kept.popleft().buffer) is not None:
                     self._lent -= 1
                     self._pool.give(buffer)
@@ -323,7 +343,6 @@ class Numbered:
     def note(self, header: Header) -> None:
         """A new frame has arrived, and does not have to come again."""
         self._received = header.number  # by the one thread that receives; counted roughly, so without the lock
-        self._unsaid += 1
-        self._unsaid_bytes += header.length
-        if self._unsaid >= _SAY_FRAMES or self._unsaid_bytes >= _SAY_BYTES:
+        self._unsaid += 1 + header.length // _BYTES_OF_ONE
+        if self._unsaid >= _SAY_FRAMES:
             self._say = True

@@ -361,9 +361,9 @@ class Peer:
             self.bytes_received += count
             reader.filled(count)
             while True:
-                if (begun := reader.begin()) is not None:
-                    reader.place(self._carried.accept(begun))
-                if (whole := reader.whole()) is None:
+                begun = reader.begin()
+                whole = reader.whole() if begun is None else reader.place(self._carried.accept(begun))
+                if whole is None:
                     break
                 header, body = whole
                 if self._carried.arrived(header, body, time.monotonic()):

@@ -21,18 +21,17 @@ def numbers(part: Away | Here, buffer: Array) -> Array:
     return frame
 
 
-def make_push(table: LinkTable, part: Away, header: Header, ticket: int, pool: Buffers) -> UnderWay:
+def make_push(table: LinkTable, part: Away, wire: int, flags: int, ticket: int, pool: Buffers) -> UnderWay:
     """Takes what has changed in this host's copy of a chunk into S and a frame."""
     buffer = pool.take(part.agreed.nbytes)
     frame = numbers(part, buffer)
-    copy, wire, length, rest = table.held.copy, header.wire, 0, True
+    copy, length, rest = table.held.copy, 0, True
     if wire == codecs.NATIVE:
         found = copy.run(push, part.chunk, part.agreed, frame)
         length, rest = frame.nbytes if found & SOME else 0, bool(found & REST)
     elif copy.run(differ, part.chunk, part.agreed, frame):
         wire, length, buffer = _coded(table, part, buffer, frame, pool)
-    made = Header(header.kind, wire, header.flags, header.table, header.chunk, length)
-    return UnderWay(made, buffer, rest, ticket)
+    return UnderWay(Header(frames.PUSH, wire, flags, table.number, part.chunk.number, length), buffer, rest, ticket)
 
 
 def take_push(

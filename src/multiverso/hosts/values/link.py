@@ -218,28 +218,28 @@ class Link(Receiving):
             with self._lock:
                 found = self._queues.choose(now, most_new) if self._ready and self._sent == self._last else None
                 if found is None:
-                    return super().next(now, most_new)
+                    return self._next()
                 table, part = found
-                header = self._head(table, part)
+                wire, flags = self._wire_and_flags(table, part)
                 ticket = self._ticket
             frame: UnderWay | None
             try:
-                frame = make_push(table, part, header, ticket, self._pool)
+                frame = make_push(table, part, wire, flags, ticket, self._pool)
             except ClosedError:
                 frame = None
             except MemoryError:  # nothing has changed
                 with self._lock:
-                    self._give_up(table, part, header)
+                    self._give_up(table, part, flags)
                 raise
             with self._lock:
                 if frame is None or table.closed or self._tables.get(table.number) is not table:
                     self._queues.came_back(part)
                     continue
                 part.frame = frame
-                self.post(Outgoing(frame.header, view(frame.buffer, frame.header.length)))
-                return super().next(now, most_new)
+                self._post(Outgoing(frame.header, view(frame.buffer, frame.header.length)))
+                return self._next()
 
-    def _head(self, table: LinkTable, part: Away) -> Header:
+    def _wire_and_flags(self, table: LinkTable, part: Away) -> tuple[int, int]:
         urgent = part.goal > part.done
         flags = (frames.FRESH if part.fresh else 0) | (frames.URGENT if urgent else 0)
         part.fresh = False
@@ -248,14 +248,13 @@ class Link(Receiving):
         if table.first:
             flags |= frames.FIRST
             table.first = False
-        wire = codecs.NATIVE if urgent else table.held.wire.number
-        return Header(frames.PUSH, wire, flags, table.number, part.chunk.number)
+        return codecs.NATIVE if urgent else table.held.wire.number, flags
 
-    def _give_up(self, table: LinkTable, part: Away, header: Header) -> None:
+    def _give_up(self, table: LinkTable, part: Away, flags: int) -> None:
         """A push could not be made: as if it had not been begun, so that another one is."""
         self._queues.came_back(part)
-        part.fresh = bool(header.flags & frames.FRESH)
-        table.first |= bool(header.flags & frames.FIRST)
+        part.fresh = bool(flags & frames.FRESH)
+        table.first |= bool(flags & frames.FIRST)
         if self._tables.get(table.number) is table:
             if part.goal > part.done:
                 self._queues.ask(table, part)

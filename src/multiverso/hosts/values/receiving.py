@@ -133,7 +133,7 @@ class Receiving(Numbered):
             changes.arrived(self.peer)
         with self._lock:
             part.fresh = False
-            self.post(Outgoing(answer, view(buffer, answer.length), buffer))
+            self._post(Outgoing(answer, view(buffer, answer.length), buffer))
 
     def _answered(self, header: Header, body: memoryview, now: float) -> None:
         with self._lock:
