@@ -8,11 +8,8 @@ from __future__ import annotations
 
 import hashlib
 import os
-import weakref
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from datetime import timedelta
-from functools import partial
 from typing import Any, TypeVar
 
 import numpy as np
@@ -24,55 +21,15 @@ from multiverso.checks import whole
 from multiverso.deadline import Due
 from multiverso.errors import InterruptedRoundError
 from multiverso.params.flats import Averaged, Flat, pack
+from multiverso.params.hold import Hold, Use
 from multiverso.params.rows import RowExchange, goes_by_rows
 from multiverso.params.values import Files, Model, Values, placed
 from multiverso.rules import Rule, RuleName, rule_of
 from multiverso.rules.shared import check_mode
 from multiverso.runtime import Session
 from multiverso.runtime.session.current import current
-from multiverso.saying import say
 from multiverso.spec.table import Initial, check_name
 from multiverso.tables import TableHandler
-
-
-class Hold:
-    """A manager's hold of its model's parameters, until a newer manager takes any of them.
-
-    Each of two managers would push what the other has pulled, so that changes count several times.
-
-    Attributes:
-        lost: whether another manager has taken some.
-    """
-
-    def __init__(self) -> None:
-        self.lost = False
-
-    def take(self, things: Iterable[Any]) -> None:
-        """Takes parameters (tensors, variables: what the framework keeps), also from another manager."""
-        for thing in things:
-            key = id(thing)
-            reference, before = _holds.get(key, (None, self))
-            if before is not self and reference is not None and reference() is thing:
-                before.lost = True
-            _holds[key] = weakref.ref(thing, partial(_forget, key)), self
-
-    def check(self) -> None:
-        """Raises RuntimeError if another manager has taken some."""
-        if self.lost:
-            raise RuntimeError(
-                "a newer manager shares some of these parameters too, and of two managers each would push what the "
-                "other has pulled, so changes would count several times: use one for all of them. SharedOptimizer has "
-                "made one, its .manager; where models share a part, put them into one module"
-            )
-
-
-_holds: dict[int, tuple[weakref.ref[Any], Hold]] = {}
-
-
-def _forget(key: int, gone: weakref.ref[Any]) -> None:
-    if key in _holds and _holds[key][0] is gone:
-        del _holds[key]
-
 
 Array = NDArray[Any]
 Result = TypeVar("Result")
@@ -183,7 +140,7 @@ class SharedParams:
         self.matrices = views[dense:]
         rows: list[RowExchange | None] = [flat for flat in self._flats if isinstance(flat, RowExchange)]
         self.by_rows = rows or [None] * len(self.matrices)
-        self._use = _Use(session.worker_id, self.hold)
+        self._use = Use(session.worker_id, self.hold)
         if session.workers_num > 1:
             session.before_end[f"use of {id(self._use)}"] = self._use.warn
 
@@ -432,23 +389,6 @@ class SharedParams:
         return due
 
 
-@dataclass
-class _Use:
-    """Whether anything has ever gone in or out; it outlives the manager, which may have been forgotten."""
-
-    worker_id: int
-    hold: Hold
-    shared: bool = False
-
-    def warn(self) -> None:
-        """At the session's end: a loop without exchanges trains alone, and looks as if all were well."""
-        if not self.shared and not self.hold.lost:
-            say(
-                f"worker {self.worker_id} made a parameter manager and never exchanged, so what it learned was not "
-                "shared: call step() or sync_all_param() (SharedParams: step() or exchange()) in the loop"
-            )
-
-
 def _words_of(names: Sequence[str]) -> str:
     return f"by the names {hashlib.sha256(repr(list(names)).encode()).hexdigest()[:12]}" if names else ""
 
@@ -461,105 +401,3 @@ def _kind(flat: Flat | RowExchange) -> str:
 
 def _nothing() -> None:
     return None
-
-
-class Resumable:
-    """A manager that is saved and loaded by one call of all its workers. A subclass makes its shared arrays."""
-
-    _shared: SharedParams
-
-    def sync_all_param(self) -> None:
-        """Exchanges now; a subclass knows how."""
-        raise NotImplementedError
-
-    def step(self) -> bool:
-        """Counts one training step and exchanges when that is due (``every=``); returns whether it did."""
-        if due := self._shared.due():
-            self.sync_all_param()
-        return due
-
-    def finish(self) -> None:
-        """Shares the rest of all changes after the last step, before the model is validated or saved; collective.
-
-        It pushes this worker's changes since its last exchange, whatever ``every=`` and the rule's intervals are, waits
-        until all workers have, and takes the values of all. Under EASGD workers keep their own values, and
-        `SharedParams.centre` returns the shared ones.
-
-        Raises:
-            WorkerLostError, NodeLostError, DeadlockError, WaitTimeoutError: not all workers came. Call it again.
-        """
-        self._shared.finish(self.sync_all_param)
-
-    def save(
-        self, directory: str | os.PathLike[str], own: dict[str, Any] | None = None, *, files: Files | None = None
-    ) -> None:
-        """Saves the job's state: collective, whole or not at all.
-
-        The state is the shared parameters, the rule's state, and each worker's model, unexchanged changes and ``own``.
-        Nothing is exchanged. If a worker is killed meanwhile, the earlier save is still there.
-
-        Args:
-            directory: the same for all workers, and for this model alone.
-            own: this worker's own state, a dictionary such as
-                ``{"optimizer": optimizer.state_dict(), "random": random_state(), "step": step}``. It may hold
-                tensors, arrays, numbers, strings, bytes, None, and dictionaries, lists and tuples of these; other
-                objects are refused, as nothing is pickled.
-            files: writes more files of this worker into the empty folder that it is given.
-
-        Raises:
-            TypeError: ``own`` holds something else; the message says where.
-            SnapshotError: it could not be written by some worker; or the directory holds something else, which is kept.
-            WorkerLostError, NodeLostError, DeadlockError, WaitTimeoutError: not all workers came.
-        """
-        self._shared.save(directory, own, files=files)
-
-    def load(self, directory: str | os.PathLike[str], *, missing_ok: bool = False) -> dict[str, Any] | None:
-        """Goes back to what `save` wrote: collective; all of it fits in all workers, or nothing is changed.
-
-        Make the same model, its manager and its optimizer first.
-
-        There may be more or fewer workers than saved: with fewer, the parts of the missing workers are dropped; with
-        more, the additional workers begin from the shared values (see `newcomer`). A line on standard error says so.
-
-        Args:
-            directory: as for `save`.
-            missing_ok: return None where nothing has been saved yet, as at a job's first start.
-
-        Returns:
-            This worker's ``own`` (a newcomer's: another worker's); tensors on the CPU, JAX's arrays as NumPy's.
-
-        Raises:
-            SnapshotError: nothing is there, it is damaged, or it was saved of another model or by another rule; or
-                fewer workers continue than saved, in the middle of a round whose rule takes the mean of them.
-
-        Examples:
-            >>> own = manager.load("saved", missing_ok=True)  # doctest: +SKIP
-            >>> if own is not None:  # doctest: +SKIP
-            ...     optimizer.load_state_dict(own["optimizer"])
-        """
-        return self._shared.load(directory, missing_ok=missing_ok)
-
-    def collect_parts(self) -> Parts:
-        """Returns what is this worker's own, for a `multiverso.Checkpoint`."""
-        return self._shared.collect_parts()
-
-    def check_parts(self, parts: Parts) -> None:
-        """Raises SnapshotError where what was collected does not fit; changes nothing."""
-        self._shared.check_parts(parts)
-
-    def apply_parts(self, parts: Parts) -> None:
-        """Continues from what was collected, once the tables have their values."""
-        self._shared.apply_parts(parts)
-
-    def saved_tables(self) -> dict[str, TableHandler]:
-        """Returns the tables by what a save calls them."""
-        return self._shared.saved_tables()
-
-    @property
-    def newcomer(self) -> bool:
-        """Whether the last `load` had no part of this worker, because fewer workers had saved.
-
-        It then returned another worker's ``own``: a warm start for an optimizer, but random numbers that two workers
-        would draw alike (``set_random_state(state, apart=mv.worker_id())``).
-        """
-        return self._shared.newcomer

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from multiverso.errors import ClosedError, DtypeMismatchError, NotInitializedError, ShapeMismatchError
-from multiverso.params.shared import Hold
+from multiverso.params.hold import Hold
 from multiverso.runtime import Session
 from multiverso.runtime.collective.agreement import all_gather
 from multiverso.runtime.session.current import current
