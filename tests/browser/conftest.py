@@ -1,6 +1,9 @@
-"""Lets these tests import what those of the page over HTTP use."""
+"""Lets these tests import what those of the page over HTTP use, and gives it what its jobs are forked from."""
 
+import runpy
 import sys
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parent.parent / "page"))
+PAGE = Path(__file__).parent.parent / "page"
+sys.path.insert(0, str(PAGE))
+interpreter = runpy.run_path(str(PAGE / "conftest.py"))["interpreter"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import json
 import os
@@ -13,7 +14,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-MULTIVERSO = (sys.executable, "-m", "multiverso.cli")
+from forked_workers import Interpreter
+
+interpreters: list[Interpreter] = []  # the one of this session, put here by conftest.py
+MULTIVERSO = ("-m", "multiverso.cli")
 SECONDS = 100.0
 # worker 1 is slow; the job ends when its standard input does
 JOB = """
@@ -39,16 +43,8 @@ mv.shutdown()
 class Launched:
     """`multiverso run` or `multiverso page` with a page; ``close`` ends it."""
 
-    def __init__(self, *arguments: object, cwd: Path) -> None:
-        self.process = subprocess.Popen(
-            [*MULTIVERSO, *map(str, arguments)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            cwd=cwd,
-            start_new_session=True,
-        )
+    def __init__(self, *arguments: object, cwd: Path, fresh: bool = False) -> None:
+        self.process = start(*arguments, cwd=cwd, fresh=fresh, stdin=subprocess.PIPE)
         said = self.process.stdout if arguments[0] == "page" else self.process.stderr
         assert said is not None
         self.first_line = said.readline()
@@ -112,10 +108,26 @@ def script(folder: Path, text: str = JOB, name: str = "train.py") -> Path:
     return path
 
 
+def start(*arguments: object, cwd: Path, fresh: bool = False, **pipes: int) -> subprocess.Popen[str]:
+    """Starts a command in a fork of an interpreter that has imported it; its workers begin in forks, too.
+
+    With ``fresh``, all are new interpreters, as /proc shows what program a worker is.
+    """
+    options: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, **pipes}
+    command = [*MULTIVERSO, *map(str, arguments)]
+    if fresh:
+        return subprocess.Popen([sys.executable, *command], cwd=cwd, start_new_session=True, **options)
+    with contextlib.chdir(cwd):
+        return interpreters[-1].start(*command, env=os.environ.copy(), **options)
+
+
 def run(*arguments: object, cwd: Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [*MULTIVERSO, *map(str, arguments)], cwd=cwd, capture_output=True, text=True, timeout=SECONDS, check=False
-    )
+    with start(*arguments, cwd=cwd, stdin=subprocess.DEVNULL) as process:
+        try:
+            out, err = process.communicate(timeout=SECONDS)
+        finally:
+            process.kill()
+    return subprocess.CompletedProcess(process.args, process.returncode, out, err)
 
 
 METRIC = re.compile(r'multiverso_[a-z_]+(\{([a-z]+="([^"\\\n]|\\[\\n"])*",?)+\})? (-?[0-9.e+-]+|NaN|inf)')

@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from page_support import MULTIVERSO, Launched, parsed, run, script
+from page_support import Launched, parsed, run, script, start
 
 from multiverso.launch.local import _as_told
 from multiverso.launch.results import JobResult
@@ -42,7 +42,8 @@ FACTS |= {"checkpoint": 0, "tables": [], "links": [], "waited_for": {}, "workers
 
 
 def test_a_job_is_shown_while_it_runs_and_from_its_file_afterwards(tmp_path: Path) -> None:
-    with Launched("run", "-n", 2, "--page", "--history", "run.jsonl", script(tmp_path), cwd=tmp_path) as job:
+    command = ("run", "-n", 2, "--page", "--history", "run.jsonl", script(tmp_path))
+    with Launched(*command, cwd=tmp_path, fresh=True) as job:
         assert "2 workers on this host; page: http://127.0.0.1:" in job.first_line
         messages = job.messages()
         message = first = next(messages)
@@ -98,9 +99,8 @@ print("up", flush=True)
 sys.stdin.readline()
 mv.shutdown()
 """
-    command = [*MULTIVERSO, "run", "-n", "1", str(script(tmp_path, text, "running.py"))]
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
-    with subprocess.Popen(command, text=True, cwd=tmp_path, **pipes) as job:
+    command = ("run", "-n", 1, script(tmp_path, text, "running.py"))
+    with start(*command, cwd=tmp_path, fresh=True, stdin=subprocess.PIPE) as job:
         assert job.stdout is not None
         assert job.stdout.readline() == "[0] up\n"
         with Launched("page", "running.py", "--history", "run.jsonl", cwd=tmp_path) as page:
@@ -305,7 +305,7 @@ def test_a_page_that_is_killed_is_told_of_and_the_job_continues(tmp_path: Path) 
         (page,) = [
             int(pid)
             for pid in Path(f"/proc/{job.process.pid}/task/{job.process.pid}/children").read_text().split()
-            if "multiverso.page" in Path(f"/proc/{pid}/cmdline").read_text()
+            if "multiverso.page\0" in Path(f"/proc/{pid}/cmdline").read_text()
         ]
         os.kill(page, signal.SIGKILL)
         assert job.process.stderr is not None

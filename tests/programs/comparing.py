@@ -6,18 +6,30 @@ import random
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 
 PROGRAM = Path(__file__).with_name("program.py")
 SECONDS = 120
+LAUNCHER = ("-m", "multiverso", "run", "--timeout", str(SECONDS))
 
 
 class Differs(AssertionError):
     """A program has not ended as it did uninterrupted."""
 
 
-def compare(seed: int) -> list[str]:
+def in_new_interpreters(folder: str, *command: str) -> subprocess.CompletedProcess[str]:
+    """Runs a Python program to its end."""
+    words = [sys.executable, *command]
+    return subprocess.run(words, cwd=folder, capture_output=True, text=True, timeout=2 * SECONDS)
+
+
+def compare(seed: int, run: Callable[..., subprocess.CompletedProcess[str]] = in_new_interpreters) -> list[str]:
     """Runs the program of a seed in each way; returns which those were.
+
+    Args:
+        seed: of the program, and of what is done to it.
+        run: what runs a Python program in a folder.
 
     Raises:
         Differs: one of them has not ended as the first, on one host and uninterrupted.
@@ -42,16 +54,10 @@ def compare(seed: int) -> list[str]:
         with tempfile.TemporaryDirectory() as folder:
             said = ""
             for options, arguments in starts:
-                ended = run(folder, options, arguments)
+                ended = run(folder, *LAUNCHER, *options, str(PROGRAM), *arguments)
                 said += ended.stderr
         lines = sorted(ended.stdout.splitlines())
         first = first or lines
         if ended.returncode or lines != first or len(lines) < max(1, workers - 1):
             raise Differs(f"seed {seed}, {way}: exit code {ended.returncode}, {lines} instead of {first}\n{said}")
     return list(ways)
-
-
-def run(folder: str, options: list[str], arguments: list[str]) -> subprocess.CompletedProcess[str]:
-    """Runs the program once."""
-    command = [sys.executable, "-m", "multiverso", "run", "--timeout", str(SECONDS), *options, str(PROGRAM), *arguments]
-    return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=2 * SECONDS)

@@ -62,11 +62,14 @@ class Interpreter:
         modules: what it imports.
         env: what its environment has besides ours while it imports.
         without: modules that are not to be found, which others import only because they are installed.
+        forks: whether the workers that a program starts by our launchers begin in forks, too.
     """
 
-    def __init__(self, *modules: str, env: Mapping[str, str] | None = None, without: tuple[str, ...] = ()) -> None:
+    def __init__(
+        self, *modules: str, env: Mapping[str, str] | None = None, without: tuple[str, ...] = (), forks: bool = False
+    ) -> None:
         self._asking, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        what = json.dumps([modules, without, False, -1, os.getpid()])
+        what = json.dumps([modules, without, forks, -1, os.getpid()])
         warm = str(Path(__file__).with_name("warm.py"))
         with theirs:
             self._process = subprocess.Popen(
