@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import threading
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from core_support import outcome, wait_for
+from core_support import in_threads, outcome, wait_for
 from rehearsing import Rehearsal, rehearsal
+from test_replacing_hosts import all_do, anew, lose
 from test_spread_tables import KEYS, cuts
 
 import multiverso as mv
@@ -150,6 +152,45 @@ def test_the_state_of_an_updater_and_what_was_removed_are_at_the_backup_too(tmp_
         (wanted,) = job.run(alone)
     for rows in found:
         np.testing.assert_array_equal(rows, wanted)
+
+
+def test_a_host_that_was_started_again_uses_the_rows_of_the_others_and_may_be_lost_again() -> None:
+    """After each loss somebody has added, and what a new node asks is no repetition of what the old one had."""
+    with rehearsal(1, 1, 1, on_lost="continue") as job, ExitStack() as stack:
+        sessions = dict(enumerate(in_threads([lambda i=i: job.session(i) for i in range(3)])))  # type: ignore[misc]
+        tables: dict[int, Any] = {}
+        expected = 0
+
+        def open_table(session: Session) -> None:
+            tables[session.worker_id] = mv.KeyedTable(2, dtype="int64", copies=2, name="t", session=session)
+
+        def train(session: Session) -> None:
+            table = tables[session.worker_id]
+            table.add(np.ones((KEYS.size, 2), np.int64), KEYS)
+            table.get(KEYS)
+            session.barrier()
+            assert np.unique(table.get(KEYS)).tolist() == [expected]
+            assert len(table) == sum(keys.size for keys, _ in table.items()) == KEYS.size
+            session.barrier()
+
+        all_do(sessions, open_table)
+        expected += 3
+        all_do(sessions, train)
+        for host in (1, 1, 2):
+            lose(job, host, sessions)
+            del tables[host]
+            expected += 2
+            all_do(sessions, train)
+            stack.enter_context(anew(job, host, times_replaced=1 + (expected > 5 and host == 1)))
+            sessions[host] = again = job.session(host)
+            open_table(again)
+            assert np.unique(tables[host].get(KEYS)).tolist() == [expected], "as it was when it came"
+            while again.barriers < sessions[0].barriers:
+                again.barrier()
+            expected += 3
+            all_do(sessions, train)
+        for session in sessions.values():
+            session.shutdown()
 
 
 def test_hosts_have_to_mean_the_same_number_of_copies() -> None:

@@ -1,7 +1,7 @@
 """Keyed tables with backups on simulated hosts: every add of a host that is left counts once, whoever is lost.
 
 The real table, copies and backups of `hosts.spread` on real memory, over real streams; a worker on each host that adds
-to random keys, each host to a column of its own, and always reads what it has added.
+to random keys, each to a column of its own, and always reads what it has added. A lost host may come again.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ from multiverso.updaters.cached import copy_loops
 from simulated.world import Host, Memory, Scene, World, random_scene
 
 HOSTS = 4  # at most
+COLUMNS = 2 * HOSTS  # those of hosts that come again behind the others
 TABLE, SPEC = 7, 77
 ADD = resolve("add")
 
@@ -67,7 +68,7 @@ NODE, WORKER = Hand(True), Hand(False)
 
 
 def table_memory(*states: State) -> Piece:
-    spec = replace(KeyedSpec.of(HOSTS, "int64", 0, 0, ADD, None), states=states)
+    spec = replace(KeyedSpec.of(COLUMNS, "int64", 0, 0, ADD, None), states=states)
     places = keyed.places(spec.row_bytes, 300)
     piece = Piece(places["size"])
     write_empty(piece.address, spec, places)
@@ -78,12 +79,14 @@ def table_memory(*states: State) -> Piece:
 class Site:
     """A host's node and its worker."""
 
+    column: int
     table: SpreadTable
     own: KeyedRows  # in the worker's hand, as is the next
     copies: KeyedRows
     homes: list[np.ndarray]
     later: list[tuple[int, bytes]] = field(default_factory=list)
     lost: set[int] = field(default_factory=set)
+    ended: set[int] = field(default_factory=set)  # of those: what comes is of who comes again
     added: dict[int, int] = field(default_factory=dict)
     calls: int = 0  # left
     is_busy: bool = False
@@ -105,15 +108,18 @@ class SpreadWorld(World):
         self.most = random.choice((4, 20, 1000))
         self.pool = Buffers(4)
         self.phase = 0
+        self.comes_again = random.choice((False, True))
         for host in self.hosts:
-            host.neighbours = {
-                peer: Stream(functools.partial(self._arrived, host, peer), self.pool) for peer in host.links
-            }
-        self.sites = [self._site(host) for host in self.hosts]
+            host.neighbours = {peer: self._stream(host, peer) for peer in host.links}
+        self.sites = [self._site(host, host.number) for host in self.hosts]
+        self.past: list[Site] = []  # of hosts that were lost and have come again
         for host in self.hosts:
             self._later(0.002, self._look_at_rows, host)
 
-    def _site(self, host: Host) -> Site:
+    def _stream(self, host: Host, peer: int) -> Stream:
+        return Stream(functools.partial(self._arrived, host, peer), self.pool)
+
+    def _site(self, host: Host, column: int, losses: int = 0) -> Site:
         own, copied, kept = table_memory(), table_memory(State("unsent")), table_memory()
         loops = copy_loops("add")
         take, land = (compile_update(loop, "int64") for loop in (loops.take, loops.land))
@@ -132,9 +138,10 @@ class SpreadWorld(World):
             functools.partial(self._put, host),
             homes.append,
             NODE.rows(kept),
-            now,
+            losses=losses,
+            now=now,
         )
-        return Site(table, WORKER.rows(own), WORKER.rows(copied), homes)
+        return Site(column, table, WORKER.rows(own), WORKER.rows(copied), homes)
 
     def _put(self, host: Host, peer: int, *parts: Any) -> None:
         stream = host.neighbours[peer]
@@ -150,6 +157,8 @@ class SpreadWorld(World):
     def _receive(self, host: Host, peer: int, message: bytes) -> None:
         site = self.sites[host.number]
         if peer in site.lost:
+            if peer in site.ended:
+                site.later.append((peer, message))
             return
         if self.trace is not None:
             self.say(f"{host.number} hears of {peer}: {head_of(message)}")
@@ -180,10 +189,47 @@ class SpreadWorld(World):
         if up:
             site = self.sites[host.number]
             site.lost.add(dead.number)
-            site.table.lost(dead.number)
-            later, site.later = site.later, []
-            for peer, message in later:
-                self._receive(host, peer, message)
+            site.table.lost(dead.number, 1)
+            site.ended.add(dead.number)
+            host.neighbours[dead.number] = self._stream(host, dead.number)
+            self._receive_later(host)
+            if self.regrouping == 0 and self.comes_again:
+                self._later(0.05, self._come_again, dead)
+
+    def _receive_later(self, host: Host) -> None:
+        site = self.sites[host.number]
+        later, site.later = site.later, []
+        for peer, message in later:
+            self._receive(host, peer, message)
+
+    def _come_again(self, host: Host) -> None:
+        """Another node takes a lost host's place: it has no rows, and is no home."""
+        self.say(f"host {host.number} comes again")
+        for key in [key for key in self.history if host.number in key]:
+            del self.history[key]  # on connections of the old node, which are closed for good
+        host.dead, host.incarnation, host.stalled_until = False, host.incarnation + 1, 0.0
+        host.links.clear()
+        self.past.append(self.sites[host.number])
+        site = self.sites[host.number] = self._site(host, HOSTS + host.number, 1)
+        site.table.lost(host.number, 1)
+        self.moves += 1
+        self.joined += 1
+        for other in self.live:
+            if other is not host:
+                host.neighbours[other.number] = self._stream(host, other.number)
+                self._expect_again(host, other)
+                self._later(0.02, self._connect, *sorted((host.number, other.number)))
+                self._later(0.05, self._let_in, other, host)
+        self._later(0.002, self._look_at_rows, host)
+        self._give_calls(host)
+
+    def _let_in(self, host: Host, new: Host) -> None:
+        if self._when_up(host, lambda: self._let_in(host, new)):
+            site = self.sites[host.number]
+            site.lost.discard(new.number)
+            site.ended.discard(new.number)
+            site.table.joined(new.number)
+            self._receive_later(host)
 
     # -- workers -----------------------------------------------------------------------------------------------
 
@@ -217,8 +263,8 @@ class SpreadWorld(World):
             site.table.ask(desk.FETCH, missing, done)
             return
         if add:
-            delta = np.zeros((keys.size, HOSTS), np.int64)
-            delta[:, host.number] = add
+            delta = np.zeros((keys.size, COLUMNS), np.int64)
+            delta[:, site.column] = add
             if here.any():
                 site.own.apply(compile_update(ADD.apply, "int64"), site.own.enter(keys[here]), delta[here])
             site.copies.apply(compile_update(copy_loops("add").add, "int64"), places, delta[~here])
@@ -226,13 +272,12 @@ class SpreadWorld(World):
                 site.added[key] = site.added.get(key, 0) + add
         else:
             site.copies.release()
-            rows = np.empty((keys.size, HOSTS), np.int64)
+            rows = np.empty((keys.size, COLUMNS), np.int64)
             rows[here] = site.own.values(keys[here]).view(np.int64)
             rows[~here] = site.copies.values(there).view(np.int64)
             mine = [site.added.get(key, 0) for key in keys.tolist()]
-            assert rows[:, host.number].tolist() == mine, (
-                f"host {host.number} reads {rows[:, host.number]} where it has added {mine}"
-            )
+            found = rows[:, site.column].tolist()
+            assert found == mine, f"host {host.number} reads {found} where it has added {mine}"
         site.is_busy = False
         site.calls -= 1
 
@@ -245,14 +290,13 @@ class SpreadWorld(World):
     def run(self) -> None:
         """Lets the workers work beside all faults, then brings everything home, and looks at all rows."""
         for host in self.hosts:
-            self.sites[host.number].calls = 3 * self.scene.adds
-            for _ in range(3 * self.scene.adds):
-                self._later(self.scene.seconds, self._work, host)
+            self._give_calls(host)
         self.schedule_faults()
-        self._until(lambda: all(self.sites[host.number].calls == 0 for host in self.live), "the calls")
+        self._until(self._have_called, "the calls")
         self.phase = 1
         while self.phase < 3:
             self._until(lambda: self.regrouping == 0, "the loss of a host")
+            self._until(self._have_called, "the calls of one that has come again")
             moves = self.moves
             for site in self.sites:
                 site.is_settled = False
@@ -264,19 +308,29 @@ class SpreadWorld(World):
         for key in self.keys:
             self._check(key)
 
+    def _have_called(self) -> bool:
+        return all(self.sites[host.number].calls <= 0 for host in self.live)
+
+    def _give_calls(self, host: Host) -> None:
+        self.sites[host.number].calls = 3 * self.scene.adds
+        for _ in range(3 * self.scene.adds):
+            self._later(self.scene.seconds, self._work, host)
+
     def _check(self, key: int) -> None:
         one = np.array([key])
         homes = {int(self.sites[host.number].table._homes[groups_of(one)][0]) for host in self.live}
         assert len(homes) == 1, f"{key} lives on {homes}"
         site = self.sites[homes.pop()]
         row = site.table.own.values(one).view(np.int64)[0]
-        for host in self.hosts:
-            added = self.sites[host.number].added.get(int(key), 0)
-            right = 0 <= row[host.number] <= added if host.dead else row[host.number] == added
-            assert right, f"{key}: host {host.number} has added {added}, {row} are there"
+        for other in (*self.sites, *self.past):
+            added, found = other.added.get(int(key), 0), row[other.column]
+            is_lost = other in self.past or self.hosts[other.column % HOSTS].dead
+            right = 0 <= found <= added if is_lost else found == added
+            assert right, f"{key}: a host has added {added} in column {other.column}, {row} are there"
         kept = [self.sites[host.number].table.kept for host in self.live]
         backups = [one_kept.values(one).view(np.int64)[0] for one_kept in kept if one_kept and one_kept.has(one).any()]
-        wanted = int(len(self.live) > 1 and row.any())
+        homes_left = len(self.hosts) - len(site.table._gone)
+        wanted = int(homes_left > 1 and row.any())
         assert [backup.tolist() for backup in backups] == [row.tolist()] * wanted, f"{key}: {row}, kept {backups}"
 
 

@@ -78,6 +78,14 @@ class Messages:
         """Begins to connect, unless that has begun."""
         self._peers.open(self._role)
 
+    def end(self, host: int) -> None:
+        """Ends the connection to a lost host: nothing more comes from it. To be called without a lock of `deliver`."""
+        self._peers.end(self._role, host)
+
+    def renew(self, host: int) -> None:
+        """After `end`: another node may take the lost host's place, of which nothing is known."""
+        self._peers.renew(self._role, host)
+
     def send(self, host: int, *parts: Body) -> None:
         """Sends a message over what is open, the memory of whose parts must not change afterwards. Does not wait."""
         self._streams[host].put(*parts)

@@ -50,6 +50,8 @@ class SpreadTable:
         send: takes a message for another host.
         show: takes the host of each group of keys, as this host's workers find it, whenever that has changed.
         kept: memory for rows of other homes whose backup this host is; None: rows have no backups.
+        losses: how many hosts had been lost in this job before; questions are numbered from there, so that those of a
+            host that was started again are later ones.
         now: the time.
     """
 
@@ -64,10 +66,12 @@ class SpreadTable:
     send: Callable[..., None]
     show: Callable[[npt.NDArray[np.int16]], None]
     kept: KeyedRows | None = None
+    losses: int = 0
     now: Callable[[], float] = time.monotonic
 
     def __post_init__(self) -> None:
-        self.ways = {other: Way(other) for other in range(self.hosts) if other != self.host}
+        self.ways = {other: self._new_way(other) for other in range(self.hosts) if other != self.host}
+        self._gone: set[int] = set()  # hosts that were lost, and are no homes even if they were started again
         self._most = max(1, min(_FRAME_ROWS, _FRAME_BYTES // (self.own.size + 8)))
         self.backups: Backups | None = None
         if self.kept is not None:
@@ -79,19 +83,17 @@ class SpreadTable:
         self._homes = self._shown = self._place()
         self.show(self._shown)
 
-    @property
-    def _view(self) -> int:
-        return sum(way.lost for way in self.ways.values())
+    def _new_way(self, host: int) -> Way:
+        return Way(host, number=self.losses << 32)
 
     def _send(self, host: int, frame: Frame) -> None:
-        self.send(host, *replace(frame, view=self._view).parts())
+        self.send(host, *replace(frame, view=self.losses).parts())
 
     def _place(self) -> npt.NDArray[np.int16]:
         """Returns the home of each group, with the hosts that are left if rows have backups."""
         if self.backups is None:
             return places_of(range(self.hosts), 1)[0]
-        live = [host for host in range(self.hosts) if host == self.host or not self.ways[host].lost]
-        homes, *rest = places_of(live, 2)
+        homes, *rest = places_of([host for host in range(self.hosts) if host not in self._gone], 2)
         self.backups.place(
             np.where(homes == self.host, rest[0], np.int16(NOBODY)) if rest else np.full_like(homes, NOBODY)
         )
@@ -115,12 +117,14 @@ class SpreadTable:
         asking = Asking(done, 1, took)
         whole = Part(asking, kind, keys, np.arange(keys.size), rows, argument)
         if host is not None or kind in _OF_EVERYONE:
-            hosts = [host] if host is not None else list(self.ways)
-            if self.backups is not None:  # a lost one has nothing any more
-                hosts = [one for one in hosts if kind not in _OF_EVERYONE or not self.ways[one].lost]
+            gone = self._gone if self.backups is not None else set()  # which have nothing any more
+            hosts = [host] if host is not None else [one for one in self.ways if one not in gone]
             asking.left += len(hosts)
             for one in hosts:
-                self._put(self.ways[one], whole)
+                if one in gone:
+                    self._ask_again(one, whole)
+                else:
+                    self._put(self.ways[one], whole)
         else:
             self._deal_out(whole)
             hosts = np.unique(self._homes[groups_of(keys)]).tolist() if keys.size else []
@@ -319,10 +323,17 @@ class SpreadTable:
         if not right:
             raise ProtocolError(f"an answer of kind {answer.kind} to a question of kind {question.kind}")
 
-    def lost(self, host: int) -> None:
-        """A host is lost, with the rows that live there."""
-        way = self.ways[host]
-        way.lost, way.refused = True, 0
+    def lost(self, host: int, losses: int) -> None:
+        """A host is lost, with the rows that live there.
+
+        Args:
+            host: its number; its own: it was started again in the place of one that was lost.
+            losses: of the job so far.
+        """
+        self.losses = losses
+        self._gone.add(host)
+        if host != self.host:
+            self.ways[host].lost, self.ways[host].refused = True, 0
         if self.backups is not None:
             coming = self._homes == host
             self.backups.lose(host)
@@ -332,7 +343,13 @@ class SpreadTable:
             self._coming |= coming
             self._shown = np.where(self._coming, self._shown, self._homes)
             self.show(self._shown)
-        self._end_if_lost(way)
+        if host != self.host:
+            self._end_if_lost(self.ways[host])
+
+    def joined(self, host: int) -> None:
+        """A lost host was started again: where rows have backups it asks for them, as others do, and has none."""
+        if self.backups is not None:
+            self.ways[host] = self._new_way(host)
 
     def _end_if_lost(self, way: Way) -> None:
         """What is on the way to a lost host goes to its backups, if rows have such, or fails."""
@@ -402,4 +419,4 @@ class SpreadTable:
 
     def is_early(self, question: Frame) -> bool:
         """Whether another host knows of a loss that this one has not heard of yet: the question is to wait for that."""
-        return self.backups is not None and question.view > self._view
+        return self.backups is not None and question.view > self.losses

@@ -326,6 +326,7 @@ class OtherHosts(Hosts):
     def _let_in(self, host: int, address: Address) -> None:
         self._lost.discard(host)
         self.fabric.joined(host)
+        self.rows.joined(host)
         if host < self.roster.host:
             self.fabric.connect(host, address)  # of two hosts the higher one connects
 
@@ -340,6 +341,7 @@ class OtherHosts(Hosts):
         self.tables.how = ExchangeOptions.from_message(order.options["exchange"])
         self._lost = set(order.lost)
         self.fabric.begin_anew(order.survivors, self._lost, order.epoch)
+        self.rows.begin_at(order.survivors, self._lost)
         for line in order.workers:
             write_line(self.control, line)
         self.barriers.begin_at(order.released)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import msgspec
@@ -70,6 +70,9 @@ class SpreadTables:
         self._later: list[tuple[int, bytes]] = []  # of hosts that know of a loss which this one has not heard of
         self._nobody_comes = False  # who would make them
         self._lost: set[int] = set()
+        self._ended: set[int] = set()  # of those: what still comes is of a node that was started in their place
+        self._gone: set[int] = set()  # that were ever lost
+        self._losses = 0
         self._bell: Segment | None = None  # once there is a table
 
     def ring(self) -> None:
@@ -86,10 +89,11 @@ class SpreadTables:
             NotInThisJobError: this host has taken a lost one's place, whose rows nobody has.
             StartupError: it has no such memory, or names an updater that there is none of.
         """
-        if self._roster.times_replaced:
+        if self._roster.times_replaced and request.kept is None:
             raise NotInThisJobError(
                 f"{self._here.name} was started again in place of one that was lost, and with it "
-                "the rows of keyed tables that lived there: load what was saved last in a new job (--max-restarts)"
+                "the rows of keyed tables that lived there: load what was saved last in a new job (--max-restarts), or "
+                "give tables copies=2"
             )
         with self._lock:
             if request.desks in self._opened:
@@ -99,8 +103,10 @@ class SpreadTables:
             self._tables[number] = made
             self._opened.add(request.desks)
             self._messages.open()
-            for host in self._lost:
-                made.table.lost(host)
+            for host in self._gone:
+                made.table.lost(host, self._losses)
+                if host not in self._lost and host != self._roster.host:
+                    made.table.joined(host)
             if self._bell is None:
                 self._bell = bell = self._memory(request.bell)
                 self._here.thread("spread", self._look)
@@ -110,7 +116,7 @@ class SpreadTables:
 
     def _receive_kept(self, kept: list[tuple[int, bytes]]) -> None:
         for host, message in kept:
-            if host not in self._lost and (answer := self._receive(host, message)) is not None:
+            if (answer := self._take_in(host, message)) is not None:
                 self._messages.send(host, *answer.parts())
 
     def _open(self, request: Spread) -> _Open:
@@ -149,6 +155,7 @@ class SpreadTables:
             self._messages.send,
             show,
             None if request.kept is None else self._rows(request.kept),
+            self._losses,
         )
 
     def _rows(self, number: int) -> KeyedRows:
@@ -225,19 +232,25 @@ class SpreadTables:
     # -- messages of other nodes -----------------------------------------------------------------------------
 
     def _arrived(self, host: int, message: memoryview) -> None:
-        answer = None
         with self._lock:
-            if not self._here.closing.is_set() and host not in self._lost:
-                head = head_of(message)
-                if head.table in self._tables or not head.is_question:
-                    answer = self._receive(host, message)
-                elif self._nobody_comes:
-                    answer = head.refusal(desk.NO_TABLE)
-                else:
-                    self._early.setdefault(head.table, []).append((host, bytes(message)))
+            answer = None if self._here.closing.is_set() else self._take_in(host, message)
         if answer is not None:  # not under the lock, which others wait for
             self._messages.send(host, *answer.parts())
         self._messages.free(message)
+
+    def _take_in(self, host: int, message: Body) -> Frame | None:
+        """Returns the answer to a message, unless that is none, or has to wait."""
+        head = head_of(message)
+        if host in self._lost:
+            if host in self._ended:
+                self._later.append((host, bytes(message)))
+        elif head.table in self._tables or not head.is_question:
+            return self._receive(host, message)
+        elif self._nobody_comes:
+            return head.refusal(desk.NO_TABLE)
+        else:
+            self._early.setdefault(head.table, []).append((host, bytes(message)))
+        return None
 
     def _receive(self, host: int, message: Body) -> Frame | None:
         """Takes in an answer; returns that to a question."""
@@ -260,12 +273,37 @@ class SpreadTables:
         """A host is lost, and the rows that live there."""
         with self._lock:
             self._lost.add(host)
+            self._gone.add(host)
+            self._losses += 1
             for found in self._tables.values():
-                found.table.lost(host)
+                found.table.lost(host, self._losses)
                 self._show_trouble(found)
-            later, self._later = self._later, []
-            self._receive_kept(later)
-            self._answered.notify_all()
+            self._receive_later()
+        self._messages.end(host)  # not under the lock, which its thread may wait for
+        with self._lock:
+            self._ended.add(host)
+        self._messages.renew(host)
+
+    def joined(self, host: int) -> None:
+        """A lost host was started again."""
+        with self._lock:
+            self._lost.discard(host)
+            self._ended.discard(host)
+            for found in self._tables.values():
+                found.table.joined(host)
+            self._receive_later()
+
+    def begin_at(self, survivors: Sequence[Sequence[int]], lost: Iterable[int]) -> None:
+        """In a host that was started again: who was left after each loss so far, and which hosts are lost now."""
+        with self._lock:
+            self._losses = len(survivors)
+            self._gone = {host for host in range(self._roster.hosts) if not all(host in left for left in survivors)}
+            self._lost, self._ended = set(lost), set(lost)
+
+    def _receive_later(self) -> None:
+        later, self._later = self._later, []
+        self._receive_kept(later)
+        self._answered.notify_all()
 
     def used_elsewhere(self) -> None:
         """Another host has such a table: it has to reach this one, where perhaps nobody makes it."""

@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from multiverso.compiling.on_demand import compile_update
 from multiverso.deadline import Deadline
-from multiverso.errors import MultiversoError, NotInThisJobError
+from multiverso.errors import MultiversoError, NotInThisJobError, SnapshotError
 from multiverso.hosts.spread.homes import groups_of
 from multiverso.kernels.keyed import calls as kernels
 from multiverso.kernels.keyed.index import ABSENT
@@ -158,6 +158,11 @@ class SpreadCalls(KeyedCalls):
     def part(self) -> tuple[int, int]:
         """This host's place among those that rows live on, and how many they are: with backups, without lost ones."""
         hosts = np.unique(self.desk.homes).tolist()
+        if self._here not in hosts:
+            raise SnapshotError(
+                f"{self._session.control.here} was started again in place of a host that was lost, and no rows of the "
+                f"{self.own._spec} live on it: the other hosts write them"
+            )
         return hosts.index(self._here), len(hosts)
 
     def prefetch(self, keys: Keys) -> None:
