@@ -10,6 +10,7 @@ from typing import Any
 
 import msgspec
 import numpy as np
+import numpy.typing as npt
 
 from multiverso.errors import StartupError
 from multiverso.kernels import publications as kernels
@@ -102,9 +103,18 @@ class Attachment:
             IndexError: as `take`.
         """
         kept = np.array([word])  # stands for what is current
+        return self._pinned_at(kept.ctypes.data) if (self._all_pins == word).any() else None
+
+    @property
+    def versions(self) -> list[int]:
+        """Those that are in memory: the newest, and what readers keep."""
+        words = {load64(self.current), *self._all_pins[self._all_pins & at.SLOT_MASK > 0].tolist()} - {0}
+        return sorted({word >> at.SLOT_BITS for word in words})
+
+    @property
+    def _all_pins(self) -> npt.NDArray[np.int64]:
         lines = self._readers.array(0, at.MOST_READERS * at.READER_BYTES // 8, np.int64)
-        there = (lines.reshape(at.MOST_READERS, -1)[:, at.PINS // 8 :] == word).any()
-        return self._pinned_at(kept.ctypes.data) if there else None
+        return lines.reshape(at.MOST_READERS, -1)[:, at.PINS // 8 :]
 
     def _pinned_at(self, current: int) -> Pin | None:
         if len(self._references) >= 2 * at.MOST_PINS:

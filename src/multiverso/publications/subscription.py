@@ -153,8 +153,8 @@ class Subscription(InProcess):
                 if snapshot is not None:
                     return snapshot
                 raise SnapshotError(
-                    f"nobody keeps version {pinned >> at.SLOT_BITS} of {self.name!r} any more: the newest is "
-                    f"{attachment.version}"
+                    f"nobody keeps version {pinned >> at.SLOT_BITS} of {self.name!r} any more; in memory: "
+                    f"{', '.join(map(str, attachment.versions)) or 'none'}"
                 )
             if deadline.passed:
                 raise WaitTimeoutError(
@@ -221,7 +221,8 @@ class Subscription(InProcess):
         if self._attachment is None:
             there = f"nobody of this user publishes it {self._where or 'on this host'}"
         else:
-            there = f"the newest is {self._attachment.version}"
+            version = self._attachment.version
+            there = f"the newest is {version}" if version else "its publisher has published nothing yet"
             there += "" if self._attachment.connected else ", and its publisher is gone"
         if self._follower is not None and self._follower.trouble:
             there = self._follower.trouble if self._attachment is None else f"{there} ({self._follower.trouble})"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import hmac
+import os
 import socket
 import time
 
@@ -77,6 +78,8 @@ def take(name: str, job: str) -> socket.socket:
         except OSError:  # it has just gone
             time.sleep(0.001)
             continue
+        if pid == os.getpid():
+            raise StartupError(f"this process publishes {name!r} already: close() that publication first")
         raise StartupError(
             f"process {pid} of user {uid} publishes {name!r} already: one process at a time; take another name, or try "
             "again when that process has ended"
