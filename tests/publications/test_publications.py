@@ -384,6 +384,16 @@ def test_a_forked_child_leaves_its_parents_pins_alone_and_is_refused(name: str) 
     ):
         publication.publish(WEIGHTS)
         snapshot = subscription.latest()
+        holds, forked = threading.Event(), threading.Event()
+
+        def publish_meanwhile() -> None:
+            with publication._lock:
+                holds.set()
+                forked.wait(SECONDS)
+
+        publishing = threading.Thread(target=publish_meanwhile)
+        publishing.start()
+        holds.wait(SECONDS)
         child = os.fork()
         if child == 0:
             code = 1
@@ -399,6 +409,8 @@ def test_a_forked_child_leaves_its_parents_pins_alone_and_is_refused(name: str) 
                 code = 0
             finally:
                 os._exit(code)
+        forked.set()
+        publishing.join()
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
         assert publication.publish(WEIGHTS) == 2
         assert publication.publish(WEIGHTS) is None, "the parent still has version 1"

@@ -236,6 +236,7 @@ class Publication(InProcess):
             ClosedError: it is closed, or this is a forked child.
         """
         deadline = Deadline.after(wait_seconds)
+        self._check()  # in a forked child the lock may be held for ever
         slots, note = self._slots, Note.now(step, text)
         leaves = arranged(leaves_of(model), slots.layout)
         with self._lock:

@@ -51,9 +51,8 @@ class Subscription(InProcess):
         self._timeout_seconds = Deadline.after(timeout_seconds).seconds
         self._pid, self._seen = os.getpid(), seen
         self._attachment: Attachment | None = None  # of the publisher whose versions are read
-        self._kept: list[
-            Attachment
-        ] = []  # whose life locks the thread holds: that one, and those of which snapshots are left
+        # whose life locks the thread holds: that one, and those of which snapshots are left
+        self._kept: list[Attachment] = []
         self._changed = threading.Condition()
         self._refusal: MultiversoError | None = None
         self._closing = threading.Event()
