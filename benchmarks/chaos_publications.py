@@ -2,7 +2,7 @@
 
 python benchmarks/chaos_publications.py [--kills 1000] [--reads 100000] [--seed 1] [--megabytes 4] [--readers 8]
 python benchmarks/chaos_publications.py --megabytes 1500 --tensors 400 --whole-every 500 --slots 2 --publishers 0.05
-    --pause 1
+    --pause 1 --rest 0.05
 
 What has to hold: whatever a reader takes is whole and of one version; versions never go back; a publisher is never held
 up by the dead; nothing is left behind. Each read looks at the publisher's checksums of all tensors, which are equal
@@ -36,9 +36,8 @@ from multiverso.publications import Publication, subscribe
 from multiverso.wire import publications as names
 
 SECONDS = 600.0
-PAUSE = 0.002  # between two reads: who begins shall not wait for a processor
-LOOKS = 50  # at the memory of all processes
-REPORTED = 20  # reads at a time: those that the killed had not reported count for nothing
+LOOK_SECONDS = 10.0  # between two looks at the memory of all processes
+REPORTED = 5  # reads at a time: those that the killed had not reported count for nothing
 NUMBERS = 60_000  # of which one is in all places of a version
 context = multiprocessing.get_context("fork")  # of a process without threads, which has all kernels
 
@@ -70,8 +69,7 @@ def read(name: str, options: argparse.Namespace, pipe: Any) -> None:
     seen, reads, hashed, wrong = 0, 0, 0, 0
     draw, add_up = random.Random(os.getpid()), kernels.summed.compiled()
     with subscribe(name, timeout_seconds=SECONDS) as subscription:
-        pipe.send("ready")
-        while not pipe.poll(PAUSE):
+        while not pipe.poll(options.rest):
             with subscription.latest() as snapshot:
                 wrong += snapshot.version < seen
                 seen, reads = snapshot.version, reads + 1
@@ -105,12 +103,14 @@ class Process:
         self.pipe, theirs = context.Pipe()
         self.process = context.Process(target=function, args=(*arguments, theirs))
         self.process.start()
+        self.begun = False
         theirs.close()
 
-    def begin(self) -> None:
-        """Waits until it has begun."""
-        assert self.pipe.poll(SECONDS), "it did not begin"
-        assert self.pipe.recv() == "ready"
+    def begin(self, seconds: float = SECONDS) -> bool:
+        """Waits until it has published; whether it has."""
+        if not self.begun and self.pipe.poll(seconds):
+            self.begun = self.pipe.recv() == "ready"
+        return self.begun
 
     def kill(self) -> None:
         """SIGKILL."""
@@ -137,7 +137,10 @@ def main() -> int:
     parser.add_argument("--readers", type=int, default=8)
     parser.add_argument("--slots", type=int, default=3)
     parser.add_argument("--publishers", type=float, default=0.3, help="part of the kills that hit the publisher")
-    parser.add_argument("--pause", type=float, default=PAUSE, help="seconds from one version to the next")
+    parser.add_argument("--pause", type=float, default=0.002, help="seconds from one version to the next")
+    parser.add_argument(
+        "--rest", type=float, default=0.002, help="seconds between two reads: who begins needs a processor"
+    )
     parser.add_argument("--seconds", type=float, default=3600.0, help="after which it ends in any case")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
@@ -152,14 +155,13 @@ def main() -> int:
         kernel.compiled()
     draw, name = random.Random(options.seed), f"chaos-{os.getpid()}"
     publisher = Process(publish, name, options)
-    publisher.begin()
+    assert publisher.begin(), "no publisher began"
     readers = [Process(read, name, options) for _ in range(options.readers)]
-    for reader in readers:
-        reader.begin()
     kills = {"reader": 0, "publisher": 0}
     reads = hashed = wrong = 0
     taken: list[tuple[int, int]] = []
     longest, began = 0.0, time.monotonic()
+    killed = began  # the last publisher
     while (done := sum(kills.values())) < options.kills or reads < options.reads:
         for reader in readers:
             while reader.pipe.poll(0):
@@ -168,21 +170,22 @@ def main() -> int:
         passed = time.monotonic() - began
         if passed > options.seconds:
             break
-        if passed * LOOKS / options.seconds > len(taken) + 1:
+        if publisher.begun and passed >= len(taken) * LOOK_SECONDS:
             pids = [each.process.pid for each in (publisher, *readers)]
             taken.append((memory_of(pids, "Pss:"), memory_of(pids, "Pss_Shmem:")))
             print(f"{passed:.0f} s: {kills}, {reads} reads, {wrong} wrong", file=sys.stderr)
         time.sleep(draw.random() * 0.02)
+        if not publisher.begun and publisher.begin(0):
+            longest = max(longest, time.monotonic() - killed)
         if done >= options.kills or done * options.reads > reads * options.kills + options.reads:
             continue  # kills go evenly with the reads
         if draw.random() < options.publishers:
-            before = time.monotonic()
-            publisher.kill()
-            publisher.join()
-            publisher = Process(publish, name, options)
-            publisher.begin()
-            longest = max(longest, time.monotonic() - before)
-            kills["publisher"] += 1
+            if publisher.begun:  # while one begins, readers are killed
+                killed = time.monotonic()
+                publisher.kill()
+                publisher.join()
+                publisher = Process(publish, name, options)
+                kills["publisher"] += 1
         else:
             chosen = draw.sample(range(len(readers)), draw.randint(1, len(readers)))
             ended = [readers[number] for number in chosen]
@@ -190,8 +193,6 @@ def main() -> int:
                 reader.kill()
             for number in chosen:
                 readers[number] = Process(read, name, options)
-            for number in chosen:
-                readers[number].begin()
             for reader in ended:
                 reader.join()
             kills["reader"] += len(chosen)
@@ -200,6 +201,7 @@ def main() -> int:
         while (said := reader.pipe.recv()) != "end":
             reads, hashed, wrong = reads + said[0], hashed + said[1], wrong + said[2]
         reader.process.join()
+    assert publisher.begin(), "no publisher began"
     publisher.pipe.send("stop")
     published, left_out = publisher.pipe.recv()
     publisher.process.join()

@@ -4,10 +4,10 @@ python benchmarks/publications.py [--megabytes 1500] [--readers 8] [--versions 5
 
 ``publish_ratio``: a publish beside ``memmove`` of the same bytes, in turns. ``latest_us``: taking and releasing the
 newest version. ``wake_us``: from a version's being current to a waiting reader of another process that has it, beside
-the same with the whole ``publish``, and a bare wake from process to process. ``models_in_memory``: the
-proportional memory of all processes (PSS), of which each reader has read every byte, in models. ``following``: AdamW
-at 3e-6 in bfloat16 on a small language model (PyTorch), each version sent to another host: bytes as a part of the
-whole's.
+the same with the whole ``publish``, and a bare wake from process to process. ``models_in_memory``: the proportional
+memory of all processes (PSS), of which each reader has read every byte, in models; ``models_shared``: that of the
+slots, without the publisher's own model and the interpreters. ``following``: AdamW at 3e-6 in bfloat16 on a small
+language model (PyTorch), each version sent to other hosts: bytes as a part of the whole's.
 """
 
 from __future__ import annotations
@@ -36,6 +36,7 @@ import multiverso as mv
 from multiverso.memory.words import bump_and_wake, load32, load64, store32, store64, wait_for_change
 from namespaces import address_in_star, bytes_a_second, enter, inside, ip, star
 
+CUT_SECONDS = 6.0  # longer than a connection is silent before it ends: the chain of differences is cut, too
 READER = """
     import sys, time
     import multiverso as mv
@@ -60,7 +61,7 @@ WAITER = """
 FOLLOWER = """
     import sys
     import multiverso as mv
-    with mv.subscribe(sys.argv[1], address=sys.argv[2], token=sys.argv[3]) as subscription:
+    with mv.subscribe(sys.argv[1], address=sys.argv[2], token=sys.argv[3], timeout_seconds=600) as subscription:
         seen = 0
         while True:
             with subscription.wait(seen) as snapshot:
@@ -160,15 +161,14 @@ def wakes(rounds: int) -> dict[str, float]:
             waiter.kill()
     os.kill(sleeper, signal.SIGKILL)
     os.waitpid(sleeper, 0)
-    names = {"wake_us": took, "wake_with_publish_us": whole, "wake_of_the_machine_us": bare}
-    return {name: statistics.median(each) for name, each in names.items()} | {
-        "wake_us_p90": sorted(took)[rounds * 9 // 10]
-    }
+    found = {"wake": took, "wake_with_publish": whole, "wake_of_the_machine": bare}
+    ends = {f"{name}_us_p90": sorted(each)[rounds * 9 // 10] for name, each in found.items()}
+    return {f"{name}_us": statistics.median(each) for name, each in found.items()} | ends
 
 
 def memory(megabytes: int, readers: int) -> dict[str, float]:
-    """Proportional memory of a publisher without a model of its own, and of readers that have read everything."""
-    weights, name = {"w": np.zeros(megabytes * 500_000, np.uint16)}, f"memory-{os.getpid()}"
+    """Proportional memory of a publisher with a model of its own, and of readers that have read everything."""
+    weights, name = {"w": np.ones(megabytes * 500_000, np.uint16)}, f"memory-{os.getpid()}"
     with mv.Publication(name, like=weights) as publication:
         for _ in range(3):
             publication.publish(weights)
@@ -176,17 +176,18 @@ def memory(megabytes: int, readers: int) -> dict[str, float]:
         for program in programs:
             line_of(program)
         pids = [os.getpid(), *(program.pid for program in programs)]
-        used = sum(_shared_part(pid) for pid in pids)
+        shared, all_of_it = (sum(_part(pid, kind) for pid in pids) for kind in ("Pss_Shmem:", "Pss:"))
         for program in programs:
             with program:
                 program.kill()
-    return {"readers": readers, "models_in_memory": used / (megabytes * 1e6)}
+    model = megabytes * 1e6
+    return {"readers": readers, "models_shared": shared / model, "models_in_memory": all_of_it / model}
 
 
-def _shared_part(pid: int) -> float:
-    """Bytes of shared memory that a process has its part of."""
+def _part(pid: int, kind: str) -> float:
+    """Bytes of memory of a kind that a process has its part of."""
     rows = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
-    return sum(float(row.split()[1]) * 1024 for row in rows if row.startswith("Pss_Shmem:"))
+    return sum(float(row.split()[1]) * 1024 for row in rows if row.startswith(kind))
 
 
 def following(versions: int, hosts: int, link: str | None) -> dict[str, Any]:
@@ -258,6 +259,7 @@ def _trained(
     import torch
 
     torch.manual_seed(0)
+    torch.set_num_threads(1)  # steps are small, and threads that wait for each other take what the hosts need
     text = torch.tensor(list(Path(__file__).read_bytes()))
     layer = torch.nn.TransformerEncoderLayer(256, 4, 1024, 0.0, batch_first=True)
     model = torch.nn.Sequential(
@@ -275,13 +277,18 @@ def _trained(
         late = len(prefixes) - 1 or None
         hosts = [Host(stack, name, place, token, prefix) for prefix in prefixes[:late]]
         on_link, longest, began = _sent(here), 0.0, time.perf_counter()
+        down = began  # when the link went down, or up
         for number in range(versions):
             if number == versions // 2 and late:
                 hosts.append(Host(stack, name, place, token, prefixes[late]))
             is_cut = cut is not None and number % 50 in range(40, 45)
             if cut is not None and number % 50 in (40, 45):
+                if not is_cut:
+                    time.sleep(max(0.0, down + CUT_SECONDS - time.perf_counter()))
                 ip("-n", cut, "link", "set", "v", "down" if is_cut else "up")
+                down = time.perf_counter()
                 cuts += is_cut
+                print(f"{number} versions, {forwarder.sent_bytes / 1e6:.1f} MB", file=sys.stderr)
             at = torch.randint(0, len(text) - 33, (8,))
             batch = torch.stack([text[i : i + 33] for i in at])
             loss = torch.nn.functional.cross_entropy(model(batch[:, :-1]).float().transpose(1, 2), batch[:, 1:])
@@ -300,6 +307,7 @@ def _trained(
         seconds = time.perf_counter() - began
         on_link = _sent(here) - on_link
         assert hosts[0].wait(max(sums))
+    got = sum(len(host.got) for host in hosts)
     return {
         "hosts": 1 + len(hosts),
         "versions": versions,
@@ -309,8 +317,8 @@ def _trained(
         "late": int(late is not None),
         "megabytes": whole / 1e6,
         # with the first version of each host, and what a cut and a late one have cost
-        "part_of_the_whole": forwarder.sent_bytes / whole / versions / len(hosts),
-        "part_of_the_whole_on_the_link": on_link / whole / versions / len(hosts) if here is not None else None,
+        "part_of_the_whole": forwarder.sent_bytes / whole / got,
+        "part_of_the_whole_on_the_link": on_link / whole / got if here is not None else None,
         "seconds_a_version_with_its_step": seconds / versions,
         "longest_publish_seconds": longest,
     }
@@ -335,7 +343,7 @@ def main() -> int:
     options = parser.parse_args()
     found: dict[str, Any] = {"processors": len(os.sched_getaffinity(0))}
     if not options.only_following:
-        found |= cost(options.megabytes, options.rounds) | wakes(100) | memory(options.megabytes, options.readers)
+        found |= cost(options.megabytes, options.rounds) | wakes(300) | memory(options.megabytes, options.readers)
     found["following"] = following(options.versions, options.hosts, options.link)
     text = json.dumps(found, indent=1)
     print(text)
