@@ -9,6 +9,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import KW_ONLY, dataclass, field
 from typing import Literal, Self
 
 from multiverso.errors import StartupError
@@ -40,6 +41,7 @@ _GIVE_UP = 0
 _EXIT_CODES: dict[Reason, int] = {"timeout": 124, "output closed": 128 + signal.SIGPIPE}
 
 
+@dataclass(eq=False)
 class Job:
     """Starts workers, waits for them, ends them. Owned by the thread that calls `run`.
 
@@ -64,38 +66,23 @@ class Job:
     workers and leaves none behind, polls `fileno`, and calls `step` whenever that is readable.
     """
 
-    def __init__(
-        self,
-        commands: Sequence[WorkerCommand],
-        *,
-        marker: str,
-        output: Output | None = None,
-        on_failure: OnFailure = "stop",
-        grace_seconds: float = 1.0,
-        keep_stdin: bool = False,
-        on_start: Callable[[int, int], None] = lambda _, __: None,
-        on_exit: Callable[[WorkerExit], None] = lambda _: None,
-        again: Callable[[WorkerExit], float | None] = lambda _: None,
-        lost_workers: Callable[[], Sequence[int]] = tuple,
-        on_trouble: Callable[[str], None] = lambda _: None,
-        on_look: Callable[[], None] = lambda: None,
-        first: int = 0,
-        tells: Mapping[Reason, int] | None = None,
-    ) -> None:
-        self._commands = commands
-        self._tells = tells or {}
-        self._first = first
-        self._marker = marker
-        self._output = output
-        self._on_failure = on_failure
-        self._grace_seconds = grace_seconds
-        self._keep_stdin = keep_stdin
-        self._on_start = on_start
-        self._on_exit = on_exit
-        self._again = again
-        self._lost_workers = lost_workers
-        self._on_trouble = on_trouble
-        self._on_look = on_look
+    commands: Sequence[WorkerCommand]
+    _: KW_ONLY
+    marker: str
+    output: Output | None = None
+    on_failure: OnFailure = "stop"
+    grace_seconds: float = 1.0
+    keep_stdin: bool = False
+    on_start: Callable[[int, int], None] = lambda _, __: None
+    on_exit: Callable[[WorkerExit], None] = lambda _: None
+    again: Callable[[WorkerExit], float | None] = lambda _: None
+    lost_workers: Callable[[], Sequence[int]] = tuple
+    on_trouble: Callable[[str], None] = lambda _: None
+    on_look: Callable[[], None] = lambda: None
+    first: int = 0
+    tells: Mapping[Reason, int] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
         self._began = 0.0
         self._held = ExitStack()
         self._processes: dict[int, subprocess.Popen[bytes]] = {}
@@ -116,8 +103,8 @@ class Job:
         self._wake = Wake()
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._wake, selectors.EVENT_READ, None)
-        if output is not None:
-            output.on_broken = self.wake
+        if self.output is not None:
+            self.output.on_broken = self.wake
 
     def run(self, timeout_seconds: float | None = None, *, signals: Signals | None = None) -> JobResult:
         """Starts the workers and waits for the last one's end; leaves no process behind, whatever happens.
@@ -137,8 +124,8 @@ class Job:
                 in_no_hurry = self._reason in ("finished", "failed", "timeout")
         finally:
             try:
-                if self._output is not None:
-                    self._output.close(lambda: in_no_hurry and not self._told_to_end())
+                if self.output is not None:
+                    self.output.close(lambda: in_no_hurry and not self._told_to_end())
             finally:
                 if signals is not None:
                     signals.pass_to(None)
@@ -150,7 +137,7 @@ class Job:
         with ExitStack() as stack:
             stack.callback(self._close)
             check_system()
-            self._guard = stack.enter_context(Guard(self._marker))
+            self._guard = stack.enter_context(Guard(self.marker))
             stack.callback(self._kill_all)
             self._start()
             self._held = stack.pop_all()
@@ -177,7 +164,7 @@ class Job:
         """Begins to end the workers that run: with this signal, and those that stay with SIGKILL."""
         if self._reason == "finished":
             self._signal = number
-            self._end(reason, self._tells.get(reason, number))
+            self._end(reason, self.tells.get(reason, number))
 
     def finish(self) -> None:
         """Waits until all workers have ended, or one cannot be ended."""
@@ -196,22 +183,22 @@ class Job:
         return any(number != signal.SIGUSR1 for number in tuple(self._received))
 
     def _start(self) -> None:
-        for worker_id in range(self._first, self._first + len(self._commands)):
+        for worker_id in range(self.first, self.first + len(self.commands)):
             if self._told_to_end():
                 break
             self._start_worker(worker_id)
-        if self._output is not None:
-            self._output.start()
+        if self.output is not None:
+            self.output.start()
         self._cut_short = self._told_to_end()
         if self._cut_short:
             self.step()
 
     def _start_worker(self, worker_id: int) -> None:
         assert self._guard is not None
-        command = self._commands[worker_id - self._first]
+        command = self.commands[worker_id - self.first]
         process: subprocess.Popen[bytes] | None = None
         try:
-            process = spawn(command, keep_stdin=self._keep_stdin and worker_id == 0)
+            process = spawn(command, keep_stdin=self.keep_stdin and worker_id == 0)
             watched = os.pidfd_open(process.pid)
         except OSError as error:  # no process or descriptor left, or no memory
             if process is not None:
@@ -222,9 +209,9 @@ class Job:
         self._started_at[worker_id] = time.monotonic()
         self._selector.register(watched, selectors.EVENT_READ, worker_id)
         self._guard.watch(process)
-        if self._output is not None and process.stdout is not None and process.stderr is not None:
-            self._output.add(worker_id, process.stdout, process.stderr)
-        self._on_start(worker_id, process.pid)
+        if self.output is not None and process.stdout is not None and process.stderr is not None:
+            self.output.add(worker_id, process.stdout, process.stderr)
+        self.on_start(worker_id, process.pid)
 
     def _start_due(self, now: float) -> None:
         for worker_id in [worker_id for worker_id, at in self._due.items() if at <= now]:
@@ -237,7 +224,7 @@ class Job:
             except StartupError as error:
                 if worker_id in self.running:  # what watches over all of them is gone
                     raise
-                self._on_trouble(str(error))
+                self.on_trouble(str(error))
                 if self.running:  # nothing was started: it does not count
                     pauses = self._pauses.setdefault(worker_id, Pauses())
                     self._due[worker_id] = time.monotonic() + max(_LOOK_SECONDS, pauses.after(0.0))
@@ -246,9 +233,9 @@ class Job:
 
     def _start_later(self, end: WorkerExit) -> None:
         """Starts a worker that has failed again, in a while; or gives it up."""
-        seconds = self._again(end)
+        seconds = self.again(end)
         if seconds is None:
-            self._on_exit(end)
+            self.on_exit(end)
         else:
             self._due[end.worker_id] = time.monotonic() + seconds
 
@@ -257,7 +244,7 @@ class Job:
         now = time.monotonic()
         if now >= self._deadline:
             self.end("timeout")
-        if self._output is not None and self._output.broken:
+        if self.output is not None and self.output.broken:
             self.end("output closed")
         while self._escalation and self._escalation[0][0] <= now:
             self._signal_all(self._escalation.popleft()[1])
@@ -274,7 +261,7 @@ class Job:
         while self._received:
             self._handle(self._received.popleft())
         self._start_due(time.monotonic())
-        self._on_look()
+        self.on_look()
 
     def _handle(self, number: int) -> None:
         if number == signal.SIGUSR1:
@@ -283,8 +270,8 @@ class Job:
                 if catches(self._processes[worker_id].pid, number):
                     self._processes[worker_id].send_signal(number)
         elif self._reason == "finished":
-            if number == signal.SIGINT and self._output is not None:
-                self._output.interrupted()
+            if number == signal.SIGINT and self.output is not None:
+                self.output.interrupted()
             self._signal = number
             # An interpreter that is interrupted while it starts itself says "Fatal Python error".
             young = self._cut_short and number == signal.SIGINT
@@ -308,9 +295,9 @@ class Job:
         self._due.clear()
         steps: list[tuple[float, int]] = [(now, first)]
         if first == signal.SIGINT:
-            steps.append((now + self._grace_seconds / 2, signal.SIGTERM))
+            steps.append((now + self.grace_seconds / 2, signal.SIGTERM))
         if first != signal.SIGKILL:
-            steps.append((now + self._grace_seconds, signal.SIGKILL))
+            steps.append((now + self.grace_seconds, signal.SIGKILL))
         self._escalation = deque([*steps, (steps[-1][0] + _STUCK_SECONDS, _GIVE_UP)])
 
     def _signal_all(self, number: int) -> None:
@@ -327,7 +314,7 @@ class Job:
         worker_id: int = key.data
         process = self._processes[worker_id]
         if self._suspect is None and self._reason == "finished":
-            self._suspect = next(iter(self._lost_workers()), None)
+            self._suspect = next(iter(self.lost_workers()), None)
         # Still a zombie, so its number is its own: end what it started in its group before it is given back.
         signal_group(process, signal.SIGKILL)
         code = process.wait()
@@ -342,14 +329,14 @@ class Job:
             signal_name(-code) if code < 0 else None,
             ended_by_us=code != 0 and ending,
             seconds=time.monotonic() - self._started_at[worker_id],
-            host=self._commands[worker_id - self._first].host,
+            host=self.commands[worker_id - self.first].host,
         )
         self._exits[worker_id] = end
-        if end.failed and self._on_failure == "continue" and self._reason == "finished":
+        if end.failed and self.on_failure == "continue" and self._reason == "finished":
             self._start_later(end)
             return
-        self._on_exit(end)
-        if end.failed and self._on_failure == "stop":
+        self.on_exit(end)
+        if end.failed and self.on_failure == "stop":
             self.end("failed")
 
     def _kill_all(self) -> None:
@@ -375,7 +362,7 @@ class Job:
         ends = list(self._exits.values())
         # What the node lost first made the others fail, even when their end was seen before its own; and what was
         # killed did not fail because of another one.
-        stops, lost = self._on_failure == "stop", list(self._lost_workers())
+        stops, lost = self.on_failure == "stop", list(self.lost_workers())
 
         def place(end: WorkerExit) -> tuple[bool, bool, int]:
             in_consequence = end.worker_id != self._suspect and end.signal != "SIGKILL"
@@ -388,7 +375,7 @@ class Job:
             code = 128 + self._signal
         elif self._reason in _EXIT_CODES:
             code = _EXIT_CODES[self._reason]
-        elif culprit and (self._on_failure == "stop" or all(end.code for end in ends)):
+        elif culprit and (self.on_failure == "stop" or all(end.code for end in ends)):
             code = culprit.code
         else:
             code = 0
