@@ -1,8 +1,8 @@
-"""What belongs to the process that made it: it is neither pickled nor copied, and says so in words."""
+"""What belongs to the process that made it: it is neither pickled nor copied, and says so; and what a block closes."""
 
 from __future__ import annotations
 
-from typing import Any, NoReturn, SupportsIndex
+from typing import Any, NoReturn, Self, SupportsIndex
 
 
 class InProcess:
@@ -30,3 +30,17 @@ class InProcess:
 
     def _line(self) -> str:
         return " ".join(repr(self).split())
+
+
+class Closing:
+    """Base of what a ``with`` block closes."""
+
+    def close(self) -> None:
+        """Ends it."""
+        raise NotImplementedError
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()

@@ -27,6 +27,7 @@ from multiverso.hosts.values.held_tables import HeldTables
 from multiverso.hosts.values.link import Link, Loop
 from multiverso.hosts.values.options import Every
 from multiverso.hosts.values.state import Held, Ticket
+from multiverso.in_process import Closing
 from multiverso.saying import Progress
 from multiverso.shards.shard import Shard
 
@@ -36,7 +37,7 @@ _REFUSED_SECONDS = 10.0
 _PASSING_SECONDS = 0.01  # all tables are in the middle of a pass: who ends it begins the next
 
 
-class Fabric:
+class Fabric(Closing):
     """A node's links.
 
     Args:
@@ -419,9 +420,3 @@ class Fabric:
         self.peers.close()
         if self._watching.ident is not None:
             self._watching.join()
-
-    def __enter__(self) -> Fabric:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.close()

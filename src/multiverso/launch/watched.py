@@ -14,11 +14,11 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Self
 
 import msgspec
 from msgspec.structs import replace
 
+from multiverso.in_process import Closing
 from multiverso.launch.processes import signal_name
 from multiverso.launch.results import JobResult
 from multiverso.page.address import address_of, check_installed, new_file, new_listener, new_token
@@ -104,7 +104,7 @@ class Page:
             self._process.wait()
 
 
-class Watch:
+class Watch(Closing):
     """A thread that looks at a job's node twice a second. Owner: the thread that made it; ``close`` ends it.
 
     Args:
@@ -186,9 +186,3 @@ class Watch:
         self._thread.join()
         if self._page is not None:
             self._page.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.close()

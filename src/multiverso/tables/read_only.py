@@ -12,7 +12,7 @@ import numpy as np
 
 from multiverso.deadline import Deadline
 from multiverso.errors import MultiversoError, NodeLostError, NoSuchTableError, WaitTimeoutError
-from multiverso.in_process import InProcess
+from multiverso.in_process import Closing, InProcess
 from multiverso.kernels import read_only as kernels
 from multiverso.layout.keyed import LINES, at
 from multiverso.memory.segment import Segment
@@ -29,7 +29,7 @@ from multiverso.wire.trust import SECRET_VARIABLE
 _SLICE_NANOSECONDS = 100_000_000
 
 
-class ReadOnlyKeyedTable(InProcess):
+class ReadOnlyKeyedTable(Closing, InProcess):
     """A `KeyedTable` of a running job, for reading; from `attach_read_only`.
 
     Args:
@@ -116,12 +116,6 @@ class ReadOnlyKeyedTable(InProcess):
     def close(self) -> None:
         """Detaches from the job; every read after that raises NodeLostError."""
         self._link.close()
-
-    def __enter__(self) -> Any:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.close()
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.name!r}>"

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any, Generic, Protocol, Self, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 import numpy as np
 
 from multiverso.checks import positive
 from multiverso.errors import ClosedError, MultiversoError
-from multiverso.in_process import InProcess
+from multiverso.in_process import Closing, InProcess
 from multiverso.runtime.session.session import Session
 from multiverso.spec.states import check_numbers
 from multiverso.spec.table import TableSpec
@@ -35,7 +35,7 @@ def spec_with(updater: Updater, **rest: Any) -> TableSpec:
     )
 
 
-class Table(InProcess, Generic[Spec]):
+class Table(Closing, InProcess, Generic[Spec]):
     """One worker's handle of a table of any kind.
 
     Args:
@@ -70,16 +70,6 @@ class Table(InProcess, Generic[Spec]):
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self._spec}>"
-
-    def close(self) -> None:
-        """Ends this worker's part in the table."""
-        raise NotImplementedError
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.close()
 
     # -- the updater while the job runs --------------------------------------------------------------------
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+from multiverso.in_process import Closing
 from multiverso.publications import subscribe
 
 
-class Follower:
+class Follower(Closing):
     """Keeps a vLLM sampler at a publication's newest version.
 
     Args:
@@ -62,9 +63,3 @@ class Follower:
         """Ends it; the sampler keeps its version."""
         self._subscription.close()
         self._llm.shutdown_weight_transfer_engine()
-
-    def __enter__(self) -> Follower:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.close()

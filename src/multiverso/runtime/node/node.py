@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from multiverso.errors import StartupError
-from multiverso.in_process import InProcess
+from multiverso.in_process import Closing, InProcess
 from multiverso.layout import words as at
 from multiverso.node_log import log
 from multiverso.runtime.node.connection import Connection
@@ -69,7 +69,7 @@ class Mailbox:
             yield self._posted.get()
 
 
-class Node(InProcess):
+class Node(Closing, InProcess):
     """A job's node, run by threads of this process.
 
     Args:
@@ -215,12 +215,6 @@ class Node(InProcess):
         self._deaths.join()
         self._mailbox.close()
         self._over = True
-
-    def __enter__(self) -> Node:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.close()
 
     # -- the serving thread ----------------------------------------------------------------------------------
 
