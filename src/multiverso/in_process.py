@@ -1,8 +1,13 @@
-"""What belongs to the process that made it: it is neither pickled nor copied, and says so; and what a block closes."""
+"""What belongs to one process: closed at the end of a block and in a forked child, and never pickled or copied."""
 
 from __future__ import annotations
 
-from typing import Any, NoReturn, Self, SupportsIndex
+import os
+import weakref
+from collections.abc import Callable
+from typing import Any, NoReturn, Self, SupportsIndex, TypeVar
+
+T = TypeVar("T")
 
 
 class InProcess:
@@ -44,3 +49,20 @@ class Closing:
 
     def __exit__(self, *error: object) -> None:
         self.close()
+
+
+_close_in_child: weakref.WeakKeyDictionary[Any, Callable[[Any], None]] = weakref.WeakKeyDictionary()
+
+
+def close_in_children(thing: T, close: Callable[[T], None]) -> None:
+    """Has ``close(thing)`` called in each forked child: a copy of a socket or pipe would make its parent look alive."""
+    _close_in_child[thing] = close
+
+
+def _after_fork_in_child() -> None:
+    for thing, close in list(_close_in_child.items()):
+        close(thing)
+    _close_in_child.clear()
+
+
+os.register_at_fork(after_in_child=_after_fork_in_child)

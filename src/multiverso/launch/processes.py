@@ -6,7 +6,6 @@ import re
 import signal
 import subprocess
 import sys
-import weakref
 from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -14,6 +13,7 @@ from pathlib import Path
 from typing import IO, Self
 
 from multiverso.errors import StartupError
+from multiverso.in_process import close_in_children
 
 _HERE = Path(__file__).parent
 _GUARD_SECONDS = 15.0
@@ -134,7 +134,7 @@ class Guard:
             bufsize=0,
             start_new_session=True,
         )
-        _guards.add(self)
+        close_in_children(self, Guard.leave)
 
     def watch(self, process: subprocess.Popen[bytes]) -> None:
         """Adds a worker that was just started, and is not yet reaped."""
@@ -162,18 +162,6 @@ class Guard:
         """Closes this process's end of the pipe: the guard sweeps when all have."""
         assert self._process.stdin is not None
         self._process.stdin.close()
-
-
-_guards: weakref.WeakSet[Guard] = weakref.WeakSet()
-
-
-def _after_fork_in_child() -> None:
-    """A forked child that kept the pipe would let the launcher look alive after its end."""
-    for guard in list(_guards):
-        guard.leave()
-
-
-os.register_at_fork(after_in_child=_after_fork_in_child)
 
 
 def _python() -> str:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import select
 import socket
 import sys
-import weakref
 
 from multiverso.deadline import Deadline
 from multiverso.errors import StartupError
+from multiverso.in_process import close_in_children
 
 FAR = float("inf")  # unknown
 _EACH_SECONDS = 0.0005  # another megabyte for each of these: a way of 3 ms has as much as any
@@ -26,7 +25,6 @@ _MANY = 64
 _RTT_AT, _MIN_RTT_AT, _BUSY_AT, _RECEIVER_AT = 68, 148, 168, 176
 _SOON_MS = 2
 _ONCE = 2  # of TCP_QUICKACK: what comes later may still be acknowledged together with an answer
-sockets: weakref.WeakSet[socket.socket] = weakref.WeakSet()  # a forked child closes its copies
 
 
 class RefusedError(StartupError, ConnectionError):
@@ -44,7 +42,7 @@ class Channel:
         self._poll = select.poll()
         self._poll.register(connection, select.POLLIN)
         self._left: list[bytes | bytearray | memoryview] = []  # to be sent
-        sockets.add(connection)
+        close_in_children(connection, socket.socket.close)
 
     def send(self, *parts: bytes | bytearray | memoryview) -> None:
         """Sends all of the parts, one after another; one thread at a time."""
@@ -162,12 +160,3 @@ def receive_some(connection: socket.socket, most: int, deadline: Deadline) -> by
         if deadline.passed:
             raise TimeoutError(f"the other host said nothing for {deadline}")
     return connection.recv(most)
-
-
-def _after_fork_in_child() -> None:
-    """A forked child that kept the sockets would let this host look connected after its end."""
-    for connection in list(sockets):
-        connection.close()
-
-
-os.register_at_fork(after_in_child=_after_fork_in_child)

@@ -16,9 +16,10 @@ from collections.abc import Callable
 from multiverso.deadline import Deadline
 from multiverso.errors import MultiversoError, StartupError
 from multiverso.hosts.transport.addresses import listen_at
-from multiverso.hosts.transport.channel import Channel, RefusedError, sockets
+from multiverso.hosts.transport.channel import Channel, RefusedError
 from multiverso.hosts.transport.credentials import Credentials
 from multiverso.hosts.transport.handshake import HANDSHAKE_SECONDS, Hello, accept
+from multiverso.in_process import close_in_children
 from multiverso.node_log import Seldom
 
 STRANGERS = 16  # connections at a time that have not proven anything yet
@@ -75,7 +76,7 @@ class Listener:
         self._threads: list[threading.Thread] = []
         self._closing = threading.Event()
         self._accepting = threading.Thread(target=self._accept, name=f"{name}-accept", daemon=True)
-        sockets.add(port)
+        close_in_children(port, socket.socket.close)
         self._accepting.start()
 
     @property
@@ -92,7 +93,7 @@ class Listener:
                 if self._closing.wait(_AGAIN_SECONDS):  # out of descriptors, perhaps not for long
                     return
                 continue
-            sockets.add(connection)
+            close_in_children(connection, socket.socket.close)
             if not self._make_room():
                 connection.close()
                 continue

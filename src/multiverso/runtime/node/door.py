@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 import select
-import weakref
 from collections.abc import Callable, Generator, Iterator
 
 from multiverso.errors import StartupError
+from multiverso.in_process import close_in_children
 from multiverso.runtime.node.connection import Connection
 from multiverso.runtime.node.entrance import Entrance
 from multiverso.wire import messages
@@ -15,7 +15,6 @@ from multiverso.wire.messages import Message
 from multiverso.wire.requests import Challenge, Prove, request_of
 
 _AT_ONCE = 256  # messages read of one connection before others
-_doors: weakref.WeakSet[Door] = weakref.WeakSet()
 
 
 class Door:
@@ -37,7 +36,7 @@ class Door:
         self._connections: dict[int, Connection] = {}
         self._poll = select.epoll()
         self._poll.register(entrance.listener, select.EPOLLIN)
-        _doors.add(self)
+        close_in_children(self, Door.close)
 
     def fileno(self) -> int:
         """Returns a descriptor that is readable when there is something to read."""
@@ -110,11 +109,3 @@ class Door:
             connection.socket.close()
         self._connections.clear()
         self._poll.close()
-
-
-def _after_fork_in_child() -> None:
-    for door in list(_doors):
-        door.close()
-
-
-os.register_at_fork(after_in_child=_after_fork_in_child)

@@ -14,12 +14,11 @@ import sys
 import threading
 import time
 import traceback
-import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
 from multiverso.errors import StartupError
-from multiverso.in_process import Closing, InProcess
+from multiverso.in_process import Closing, InProcess, close_in_children
 from multiverso.layout import words as at
 from multiverso.node_log import log
 from multiverso.runtime.node.connection import Connection
@@ -30,8 +29,6 @@ from multiverso.runtime.node.membership import Membership
 from multiverso.runtime.node.requests import Requests
 from multiverso.wake import Wake
 from multiverso.wire import messages
-
-_nodes: weakref.WeakSet[Node] = weakref.WeakSet()
 
 
 class Mailbox:
@@ -136,7 +133,7 @@ class Node(Closing, InProcess):
         except BaseException:
             self.close()
             raise
-        _nodes.add(self)
+        close_in_children(self, Node._close_copies)
 
     # -- for its owner ---------------------------------------------------------------------------------------
 
@@ -251,10 +248,7 @@ class Node(Closing, InProcess):
 
     def _end(self) -> None:
         self._closing.set()
-        self._entrance.close()
-        for connection in self._connections.values():
-            connection.socket.close()
-        self._deaths.close()
+        self._close_copies()
         if hasattr(self, "_poll"):
             self._poll.close()
         if hasattr(self, "_members"):
@@ -262,6 +256,13 @@ class Node(Closing, InProcess):
         # those that wait for the workers to go must not wait forever after a failure of this thread
         with self._emptied:
             self._emptied.notify_all()
+
+    def _close_copies(self) -> None:
+        """Closes what a forked child has copies of."""
+        self._entrance.close()
+        for connection in self._connections.values():
+            connection.socket.close()
+        self._deaths.close()
 
     def _read(self, connection: Connection) -> None:
         """Serves one message. Whatever goes wrong concerns this connection only."""
@@ -326,15 +327,3 @@ class Node(Closing, InProcess):
         if not self._members.attached:
             with self._emptied:
                 self._emptied.notify_all()
-
-
-def _after_fork_in_child() -> None:
-    """A forked child that kept the sockets would let the job look alive after its node's death."""
-    for node in list(_nodes):
-        node._entrance.close()
-        for connection in node._connections.values():
-            connection.socket.close()
-        node._deaths.close()
-
-
-os.register_at_fork(after_in_child=_after_fork_in_child)

@@ -18,7 +18,7 @@ from typing import Any, Self
 from multiverso.deadline import SLICE_SECONDS, Deadline, checked_seconds
 from multiverso.errors import ClosedError, NodeLostError, StartupError
 from multiverso.hosts.values.options import ExchangeOptions, refuse_across_hosts
-from multiverso.in_process import InProcess
+from multiverso.in_process import InProcess, close_in_children
 from multiverso.kernels import waits
 from multiverso.layout import words as at
 from multiverso.memory.segment import SharedMemory
@@ -134,6 +134,7 @@ class Session(InProcess):
         try:
             # what an exception finds here, wherever it arrives, is ended by `_finish_end`
             _open.add(self)
+            close_in_children(self, Session.note_forked)
             deadline = Deadline.after(self.start_timeout_seconds)
             self._link.connect(address, deadline.at, secret)
             self._attach(worker_id, workers_num, on_lost, deadline)
@@ -514,11 +515,14 @@ class Session(InProcess):
 
     def note_forked(self) -> None:
         """In a forked child: the memory is there, but locks and liveness belong to the parent."""
+        if self._over:
+            return
         self.closed = (
             f"this session belongs to process {self._pid}, and this is a forked child of it; "
             "use multiverso in the parent only, or start workers with `multiverso run`"
         )
         self._over = True
+        _open.discard(self)
         self._link.close()
         self._liveness.abandon()
         self._holdings.abandon()
@@ -560,12 +564,3 @@ def open_sessions() -> set[Session]:
 def abandoned_by(before: set[Session]) -> list[Session]:
     """Returns the sessions that this thread has made since ``before``; see `open_sessions`."""
     return [s for s in open_sessions() - before if s.made_by == threading.get_ident()]
-
-
-def _after_fork_in_child() -> None:
-    for session in open_sessions():
-        session.note_forked()
-    _open.clear()
-
-
-os.register_at_fork(after_in_child=_after_fork_in_child)
