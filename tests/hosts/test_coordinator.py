@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import random
+from collections.abc import Callable
 from typing import Any, get_args
 
 import msgspec
@@ -12,7 +13,21 @@ import pytest
 
 from multiverso.errors import StartupError
 from multiverso.hosts.control import coordinator as decided
-from multiverso.hosts.control.messages import Line, Note, Report, Workers, encoded, order_of, report_of
+from multiverso.hosts.control.messages import (
+    Create,
+    Done,
+    Gone,
+    Hello,
+    Line,
+    Note,
+    Options,
+    Report,
+    Settled,
+    Workers,
+    encoded,
+    order_of,
+    report_of,
+)
 from multiverso.hosts.peer.frames import ProtocolError
 from multiverso.hosts.roster import Roster, spread
 from multiverso.hosts.values.options import ExchangeOptions
@@ -72,6 +87,7 @@ def begun() -> Coordinator:
         coordinator.receive(host, {"do": "hello", "address": ["127.0.0.1", host]})
     for host in range(3):
         coordinator.receive(host, workers(host))
+    coordinator.tell_news()
     return coordinator
 
 
@@ -190,6 +206,37 @@ def test_what_workers_of_many_hosts_do_is_told_to_all_at_once() -> None:
     for host in range(3):
         orders = coordinator.receive(host, {"do": "settled", "barrier": 1})
     assert [do for _, do in words(orders)] == ["workers"] * 3 + ["take"] * 3, "what was before it is known before it"
+
+
+@pytest.mark.parametrize("hosts", [4, 16, 64, 1000])
+def test_the_messages_of_a_start_a_barrier_and_an_end_grow_with_the_hosts(hosts: int) -> None:
+    """Each worker that came or left was told to all hosts by itself: a million messages to start 1,000 hosts."""
+    roster = Roster(0, tuple(f"h{host}" for host in range(hosts)), (1,) * hosts, ("127.0.0.1", 1))
+    coordinator = decided.Coordinator(roster)
+    spec = msgspec.json.decode(msgspec.json.encode(SPEC))
+    known: dict[int, dict[int, Line]] = {host: {} for host in range(hosts)}
+
+    def all_say(*reports: Any) -> int:
+        orders = [order for host in range(hosts) for make in reports for order in coordinator.receive(host, make(host))]
+        orders += coordinator.tell_news()
+        for host, order in orders:
+            if isinstance(order, Workers):
+                known[host] |= {told.worker_id: told for told in order.workers}
+        return len(orders)
+
+    def at_barrier(number: int, liveness: int = at.ALIVE) -> Callable[[int], Workers]:
+        return lambda host: Workers([Line(host, 1000 + host, liveness, at.ACTIVE, number)])
+
+    start = all_say(lambda host: Hello(("x", host)))
+    start += all_say(at_barrier(0), lambda _: Options({}))
+    start += all_say(lambda host: Create(("order", 1), spec, "async", [host], []))
+    for step in ("make", "attach", "push"):
+        start += all_say(lambda _, step=step: Done(("order", 1), step))
+    assert start <= 15 * hosts
+    assert all_say(at_barrier(1), lambda _: Settled(1)) <= 3 * hosts
+    assert all_say(at_barrier(1, at.GONE), lambda _: Gone()) <= 8 * hosts
+    assert coordinator.over
+    assert all(len(lines) == hosts and lines[0].liveness == at.GONE for lines in known.values()), "all hear of all"
 
 
 def test_what_a_process_has_done_is_told_though_newer_lines_without_it_follow() -> None:

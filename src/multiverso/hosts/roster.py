@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -26,6 +27,12 @@ def spread(workers: int, hosts: int) -> tuple[int, ...]:
         )
     each, more = divmod(workers, hosts)
     return tuple(each + (host < more) for host in range(hosts))
+
+
+@functools.lru_cache
+def _hosts_of(workers: tuple[int, ...], order: tuple[int, ...]) -> dict[int, int]:
+    hosts = [host for host, count in enumerate(workers) for _ in range(count)]
+    return dict(zip(order or range(len(hosts)), hosts, strict=True))
 
 
 @dataclass(frozen=True)
@@ -109,7 +116,7 @@ class Roster:
 
     def host_of(self, worker_id: int) -> int:
         """Returns the number of a worker's host."""
-        return next(host for host in range(self.hosts) if worker_id in self.workers_of(host))
+        return _hosts_of(self.workers, self.order)[worker_id]
 
     def places(self) -> tuple[str, ...]:
         """Returns the name of each worker's host, by the worker's number."""

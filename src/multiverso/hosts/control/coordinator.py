@@ -20,8 +20,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from msgspec.structs import replace
-
 from multiverso.hosts.control.answers import AnswerTo, Desk
 from multiverso.hosts.control.known_hosts import KnownHost, KnownHosts
 from multiverso.hosts.control.messages import (
@@ -57,6 +55,7 @@ from multiverso.hosts.control.messages import (
     Withdraw,
     Workers,
 )
+from multiverso.hosts.control.news import News
 from multiverso.hosts.control.table_steps import TableSteps
 from multiverso.hosts.roster import Roster
 from multiverso.layout import words as at
@@ -88,7 +87,7 @@ class Coordinator:
         # what workers tell each other: by number, then by worker; None of one that has continued without a note
         self._notes: dict[int, dict[int, str | None]] = {}
         self._published: dict[str, Published] = {}  # by name
-        self._news: dict[int, Line] = {}  # of workers, which the other hosts do not know yet
+        self._news = News(self._hosts)
         self._options: dict[str, Any] | None = None
         self._desk = Desk()
         self._survivors: list[list[int]] = []  # who was left after each loss
@@ -123,14 +122,12 @@ class Coordinator:
         if self._hosts[host].lost and not isinstance(report, Hello):
             return []
         orders = self._handlers[type(report)](host, report)
-        news = self.tell_news() if orders else []  # a host that is welcome hears nothing before that
+        news = self._news.tell(sorted({to for to, _ in orders}))  # a host that is welcome hears nothing before that
         return news + orders + self._welcome()
 
     def tell_news(self) -> list[ToHost]:
-        """Tells what workers do: with any other order, and now and then, all of it at once to all hosts."""
-        lines = list(self._news.values())
-        self._news.clear()
-        return self._hosts.to_all(Workers(lines)) if lines else []
+        """Tells all hosts what workers do, all of it at once; to be called several times a second."""
+        return self._news.tell_all()
 
     def lose(self, host: int, why: str) -> list[ToHost]:
         """A host is lost: its workers are, and the others no longer wait for it.
@@ -146,7 +143,7 @@ class Coordinator:
         lost.lost = True
         self._survivors.append(self._hosts.left())
         for worker_id in self._roster.workers_of(host):
-            self._news.pop(worker_id, None)  # it is told below
+            self._news.drop(worker_id)  # it is told below
             line = lost.workers.setdefault(worker_id, Line(worker_id))
             if line.liveness != at.GONE:
                 line.liveness = at.LOST
@@ -227,20 +224,18 @@ class Coordinator:
         """What a host's workers do: the others' mirrors show it."""
         own = self._roster.workers_of(host)
         lines = [line for line in report.workers if line.worker_id in own]
-        has_come_or_gone = False  # else the others may hear of it a little later
+        has_come_or_gone = is_lost = False  # else the others may hear of it a little later
         for line in lines:
             before = self._hosts[host].workers.get(line.worker_id, Line(-1))
-            untold = self._news.get(line.worker_id)
-            if line.note is None and untold is not None and untold.pid == line.pid:
-                line = replace(line, note=untold.note)
-            self._hosts[host].workers[line.worker_id] = self._news[line.worker_id] = line
+            self._hosts[host].workers[line.worker_id] = self._news.note(line)
             has_come_or_gone |= (before.liveness, before.participation) != (line.liveness, line.participation)
             if line.liveness == at.LOST:
+                is_lost |= before.liveness != at.LOST
                 self._dead.add(line.worker_id)
             elif line.worker_id in self._dead:
                 self._dead.remove(line.worker_id)
                 self._since[line.worker_id] = self._released
-        orders = self.tell_news() if has_come_or_gone else []
+        orders = self._news.tell_soon(is_lost) if has_come_or_gone else []
         if not self._hosts[host].is_live:  # the creation of a table waits for those who count
             orders += self._tables.proceed()
         return orders + self._hand_round() + self._answers(self._desk.note(lines))

@@ -17,6 +17,7 @@ class KnownHost:
         settled: the last barrier that all of them have reached.
         gone: whether all of them have left, and what they added is at the homes.
         lost: whether the others no longer wait for it.
+        told: how many news of workers it has been told.
     """
 
     address: Address | None = None
@@ -24,6 +25,7 @@ class KnownHost:
     settled: int = 0
     gone: bool = False
     lost: bool = False
+    told: int = 0
 
     @property
     def is_live(self) -> bool:
