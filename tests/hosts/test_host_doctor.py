@@ -14,7 +14,14 @@ from typing import Any
 import pytest
 
 from multiverso.cli import host_doctor
-from multiverso.cli.host_doctor import Probe, compare_clocks, compare_encryption, compare_versions, examine_hosts
+from multiverso.cli.host_doctor import (
+    Probe,
+    compare_clocks,
+    compare_encryption,
+    compare_versions,
+    cost_of_rows,
+    examine_hosts,
+)
 from multiverso.errors import StartupError
 
 
@@ -41,7 +48,9 @@ def test_the_doctor_tries_what_a_job_on_these_hosts_needs(ssh: str, port: int) -
     assert states.pop("host 127.0.0.9") == "fail"
     assert "no route" in found["host 127.0.0.9"]["text"]
     assert set(states.values()) == {"ok"}, found
-    assert set(states) == {"host 127.0.0.1", "host localhost", "versions", "encryption", "clocks", "to 127.0.0.1"}
+    hosts = {"host 127.0.0.1", "host localhost", "to 127.0.0.1"}
+    assert states.keys() == hosts | {"versions", "encryption", "clocks", "rows by key"}
+    assert " ms or more (" in found["rows by key"]["text"]
     assert f"port {port} and others" in found["to 127.0.0.1"]["text"]
 
 
@@ -112,6 +121,18 @@ def test_different_versions_clocks_and_a_missing_extra_are_told() -> None:
     assert (found.state, found.text) == ("fail", "b cannot encrypt")
     found = compare_clocks([Said("a"), Said("b", ahead=60)])
     assert (found.state, found.text) == ("warn", "b is 60.0 s ahead of a")
+
+
+def test_what_rows_by_key_cost_is_told() -> None:
+    """All hosts have as many, so the one with the least memory says how many."""
+    probes = [Said("a"), Said("b"), Said("c")]
+    for probe, free in zip(probes, (8e9, 2.96e9, 9e9), strict=True):
+        probe.said["free"] = free
+    found = cost_of_rows(list(probes), [0.0002, 0.0011])
+    assert found.text == (
+        "some 30 million rows of 64 float32 in a KeyedTable, half with copies=2; to fetch one takes 1.6 ms or more "
+        "(b has the least memory: 3.0 GB)"
+    )
 
 
 @pytest.mark.parametrize("hosts", ["a", "a,", "a,-b", "3"])

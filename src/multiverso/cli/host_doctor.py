@@ -23,6 +23,8 @@ _START_SECONDS = 60.0
 _ANSWER_SECONDS = 60.0
 _CLOCKS_SECONDS = 1.0
 _PINGS = 3
+_ROW_BYTES = 256 + 40  # of 64 float32: in the table, and in its index at most
+_FETCH_MS = 0.5  # of the nodes, beside the network: docs/experiments.md
 # What ssh has started may hold its output open after its end: a connection that it shares, a way by another host.
 _LEFT_OPEN_SECONDS = 1.0
 VERDICTS = ("These hosts can run a job together.", "These hosts cannot run a job together yet.")
@@ -150,7 +152,9 @@ def examine_hosts(hosts: str, ssh: str, port: int) -> Iterator[Finding]:
             yield compare_versions(there)
             yield compare_encryption(there)
             yield compare_clocks(there)
-            yield from _ways(probes, port)
+            took: list[float] = []
+            yield from _ways(probes, port, took)
+            yield cost_of_rows(there, took)
 
 
 def _found(probe: Probe) -> Finding:
@@ -210,7 +214,23 @@ def compare_clocks(probes: list[Probe]) -> Finding:
     return Finding("clocks", "warn", text, "Training does not mind; logs are easier to read with NTP.")
 
 
-def _ways(probes: list[Probe], port: int) -> Iterator[Finding]:
+def cost_of_rows(probes: list[Probe], took: list[float]) -> Finding:
+    """Tells what a `KeyedTable` may have and costs on these hosts, each of which has as many of its rows.
+
+    Args:
+        probes: the hosts'.
+        took: seconds of round trips between them.
+    """
+    least = min(probes, key=lambda probe: probe.said["free"])
+    free = least.said["free"]
+    rows = len(probes) * free / _ROW_BYTES / 1e6
+    text = f"some {rows:,.0f} million rows of 64 float32 in a KeyedTable, half with copies=2"
+    if took:
+        text += f"; to fetch one takes {1e3 * max(took) + _FETCH_MS:.1f} ms or more"
+    return Finding("rows by key", "ok", f"{text} ({least.host} has the least memory: {free / 1e9:.1f} GB)")
+
+
+def _ways(probes: list[Probe], port: int, took: list[float]) -> Iterator[Finding]:
     """Each host connects to those before it: to the first at its port, and to all where the system puts them."""
     lead, *_ = probes
     for host, probe in enumerate(probes):
@@ -224,7 +244,9 @@ def _ways(probes: list[Probe], port: int) -> Iterator[Finding]:
         for other in probes[host + 1 :]:
             if not other.said:
                 continue
-            reached = other.ask({"reach": places}).get("reached", ["no answer"])
+            answer = other.ask({"reach": places})
+            reached = answer.get("reached", ["no answer"])
+            took += [answer["seconds"]] if answer.get("seconds") else []
             trouble += [
                 f"{other.host} cannot reach {address}:{number}: {why}"
                 for (address, number), why in zip(places, reached, strict=False)
