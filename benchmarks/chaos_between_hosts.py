@@ -21,6 +21,7 @@ alone, which end by a value. Then it is checked:
 
 - nobody hangs: everyone has ended in time, those who go on with all their work done, the others with the right error;
 - all who are left read the same in the end, and, unless a host was lost, each add that returned is in it, once;
+- of rows by key on two hosts each, the adds of all who were never lost are there, once;
 - no process, socket, shared memory or file is left.
 
 What a lost host's loss cost is counted: adds of the lost one's workers and of the others, missing or there twice (the
@@ -71,7 +72,7 @@ MODES: dict[str, dict[str, Any]] = {
     "rounds": {"sync": True},
 }
 WORKERS = 6
-KEYS = np.arange(200) * 7919 - 12345  # of a table whose rows live on one host each
+KEYS = np.arange(200) * 7919 - 12345  # of a table whose rows live on one host each, or on two
 SIZE, ROWS, COLUMNS = 140_000, 50, 8  # two chunks: homes on different hosts
 BALLAST = 1_000_000  # int64: what a host that comes again gets, where it is killed while it does
 BITS = 10  # of a worker's own count of adds, in each element
@@ -84,7 +85,7 @@ PHASE, STATE, BEGUN, RETURNED, SEEN, ROW_BEGUN, ROW_RETURNED, ROW_SEEN, LAPS, LO
 KEY_BEGUN, KEY_RETURNED, KEY_SEEN = range(13, 16)
 WORDS = 16
 # words of the job
-STOP, STOP_AT, MISSING, TWICE = range(4)
+STOP, STOP_AT, MISSING, TWICE, KEY_MISSING, KEY_TWICE = range(6)
 STARTING, MAKING, TRAINING, LEAVING = range(4)
 PHASES = ("starting", "making tables", "training", "leaving")
 NOTHING, DONE, TOLD, FAILED = range(4)
@@ -120,7 +121,7 @@ def serve(
 
 
 def work(
-    shared: Shared, address: str, me: int, mode: str, on_lost: str, ballast: int, keyed: bool, seed: int, notes: str
+    shared: Shared, address: str, me: int, mode: str, on_lost: str, ballast: int, keyed: int, seed: int, notes: str
 ) -> None:
     """A worker's life: laps of the same operations in all workers, with a barrier at the end of each."""
     words = shared.worker[me]
@@ -145,13 +146,13 @@ def work(
             file.write(f"worker {me} of {PHASES[int(words[PHASE])]}:\n{traceback.format_exc()}\n")
 
 
-def train(shared: Shared, session: Session, mode: str, keyed: bool, laps: random.Random) -> None:
+def train(shared: Shared, session: Session, mode: str, keyed: int, laps: random.Random) -> None:
     me = session.worker_id
     words = shared.worker[me]
     table = mv.ArrayTableHandler(SIZE, dtype="int64", session=session)
     matrix = mv.MatrixTableHandler(ROWS, COLUMNS, dtype="int64", session=session)
     counter = mv.Counter("calls", session=session)
-    spread = mv.KeyedTable(1, dtype="int64", cache_rows=60, session=session) if keyed else None
+    spread = mv.KeyedTable(1, dtype="int64", cache_rows=60, copies=keyed, session=session) if keyed else None
     unit = np.full(SIZE, 1 << (BITS * me), np.int64)
     row_unit = np.full((ROWS, COLUMNS), 1 << (BITS * me), np.int64)
     out = np.zeros(SIZE, np.int64)
@@ -230,7 +231,11 @@ def train(shared: Shared, session: Session, mode: str, keyed: bool, laps: random
         check(shared, rows, (ROW_BEGUN, ROW_RETURNED, ROW_SEEN), mode, live)
         if spread is not None:
             with contextlib.suppress(WorkerLostError):
-                check(shared, spread.get(KEYS), (KEY_BEGUN, KEY_RETURNED, KEY_SEEN), mode, live)
+                found = spread.get(KEYS)
+                if keyed == 1:
+                    check(shared, found, (KEY_BEGUN, KEY_RETURNED, KEY_SEEN), mode, live)
+                else:
+                    check_keys(shared, found, live)
     timed(session.barrier)
 
 
@@ -278,6 +283,16 @@ def check(shared: Shared, values: Any, of: tuple[int, int, int], mode: str, live
         least = words[seen] if mode == "sync" and worker not in live else words[returned]
         shared.job[MISSING] += max(0, int(least - counts.min()))
         shared.job[TWICE] += max(0, int(counts.max() - words[begun]))
+
+
+def check_keys(shared: Shared, values: Any, live: list[int]) -> None:
+    """As `check`, of rows by key: with two copies nothing is missing of a worker that was never lost, or twice."""
+    for worker in range(WORKERS):
+        words = shared.worker[worker]
+        counts = values >> (BITS * worker) & ((1 << BITS) - 1)
+        if worker in live and not words[LIFE]:
+            shared.job[KEY_MISSING] += max(0, int(words[KEY_RETURNED] - counts.min()))
+        shared.job[KEY_TWICE] += max(0, int(counts.max() - words[KEY_BEGUN]))
 
 
 class Episode:
@@ -360,7 +375,7 @@ class Episode:
     def worker(self, worker: int) -> None:
         self.shared.worker[worker][[PHASE, STATE, LAPS, LONGEST, SINCE]] = 0
         address = self.nodes[self.roster.host_of(worker)][2]
-        keyed = self.kind == "worker" and self.mode == "async"  # a lost host takes rows with it
+        keyed = (1 + (self.kind != "worker")) * (self.mode == "async")  # copies: a lost host takes rows with it
         job = (self.mode, self.on_lost, BALLAST if self.partly else 0, keyed, self.seed, self.notes)
         arguments = (self.shared, address, worker, *job)
         self.pids[worker] = fork(lambda: work(*arguments))
@@ -510,6 +525,8 @@ class Episode:
             raise Trouble("not all read the same in the end")
         if self.kind == "worker" and (self.shared.job[MISSING] or self.shared.job[TWICE]):
             raise Trouble(f"{self.shared.job[MISSING]} adds are missing, {self.shared.job[TWICE]} are there twice")
+        if self.shared.job[KEY_MISSING] or self.shared.job[KEY_TWICE]:
+            raise Trouble(f"of rows by key: {self.shared.job[KEY_MISSING]} missing, {self.shared.job[KEY_TWICE]} twice")
 
     def who_waits(self) -> str:
         """In words, how far each worker is."""
