@@ -14,6 +14,8 @@ for folder in (Path(__file__).parent, Path(__file__).parents[1] / "core"):
 import networks  # noqa: E402
 from networks import Network  # noqa: E402
 
+IN_ROUNDS = ("rounds.calls", "quorum", *(f"between_hosts.{name}" for name in ("node", "quorum", "rounds")))
+
 
 @pytest.fixture(params=["namespaces", "loopback"])
 def network(request: pytest.FixtureRequest) -> Iterator[Network]:
@@ -39,5 +41,5 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     groups: list[Group] = [("between_hosts.agreeing", None), ("waits", None)]
     groups += [(name, dtype) for dtype in DTYPES for name in ("between_hosts.agreeing", "dense", "rows")]
     for dtype in (None, "float32"):
-        groups += [(name, dtype) for name in ("rounds.calls", "between_hosts.rounds", "between_hosts.node")]
+        groups += [(name, dtype) for name in IN_ROUNDS]
     ensure_all([(f"multiverso.kernels.{name}", dtype) for name, dtype in groups])

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
-from simulated import clocks, rejoining, rounds, statistics
+from simulated import clocks, quorum, rejoining, rounds, statistics
 from simulated.world import Memory, run
 
 from multiverso.hosts.peer.frames import ProtocolError
@@ -53,6 +53,18 @@ def test_rounds_have_the_same_bits_whatever_the_network_does() -> None:
             raise AssertionError(f"make simulate SEED={seed} ARGS='--rounds --replay': {error}") from error
         faults, lost = faults + world.faults, lost + world.moves
     assert faults > lost > 0, "these schedules had no fault in them"
+
+
+def test_with_a_quorum_each_add_is_in_one_round_and_nobody_waits_longer_than_the_grace() -> None:
+    faults = lost = stopped = 0
+    for seed in range(ROUNDS):
+        try:
+            world = quorum.run(seed)
+        except Exception as error:
+            raise AssertionError(f"make simulate SEED={seed} ARGS='--quorum --replay': {error}") from error
+        faults, lost, stopped = faults + world.faults, lost + world.moves, stopped + world.stopped
+    assert faults > lost > 0, "these schedules had no fault in them"
+    assert stopped, "in these schedules nobody was stopped for good"
 
 
 def test_rounds_have_the_same_bits_whoever_is_lost_and_comes_again() -> None:

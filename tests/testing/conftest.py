@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 DTYPES = ("float32", "float64", "int32", "int64")
-BETWEEN_HOSTS = ("between_hosts.agreeing", "between_hosts.node", "between_hosts.rounds")
+BETWEEN_HOSTS = tuple(f"between_hosts.{name}" for name in ("agreeing", "node", "quorum", "rounds"))
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:

@@ -12,7 +12,7 @@ from multiverso.compiling.declared import declared_in
 from multiverso.compiling.object_cache import cache_directory
 from multiverso.spec.table import DTYPES
 
-_BETWEEN_HOSTS = ("between_hosts.agreeing", "between_hosts.node", "between_hosts.rounds")
+_BETWEEN_HOSTS = tuple(f"between_hosts.{name}" for name in ("agreeing", "node", "quorum", "rounds"))
 OF_A_DTYPE = ("dense", "rows", "rounds.calls", "quorum", "keyed.rounds", "rules", "reduce", *_BETWEEN_HOSTS)
 OF_A_FLOAT = ("row_cache",)
 OF_NONE = (

@@ -73,6 +73,7 @@ class QuorumRounds(Synchronous):
         with turn(self._lock, self.access.name):
             self._refuse_in_round()
             quorum.committed_put.compiled(self._dtype)(self._base, values)
+            self._say_written()
 
     def version(self) -> int:
         """Rounds; where they are to be repeated, the one that this worker has read last, and 0 before."""
@@ -125,8 +126,10 @@ class QuorumRounds(Synchronous):
         super()._read(reading, come, deadline)
         if self._plan is not None:
             joins, gets = self._plan.reads[done]
+            # of another host's worker it is known how far it had come before it left
+            word = at.STAGED if self._spans_hosts else at.INCLUDED
             rounds = range(joins, gets + 1)
-            self._refuse_without([w for n in rounds for w in self._gone(int(self._plan.rounds[n, 0]), n, at.INCLUDED)])
+            self._refuse_without([w for n in rounds for w in self._gone(int(self._plan.rounds[n, 0]), n, word)])
 
     def _may_come(self) -> bool:
         """In a replay: whether this worker's next round is open, and all have read who read the values before it.

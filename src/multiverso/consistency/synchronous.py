@@ -118,8 +118,12 @@ class Synchronous:
         with turn(self._lock, self.access.name):
             self._refuse_in_round()
             rounds.committed_put.compiled(self._dtype)(self._base, self.newest(), values)
-            if self._spans_hosts:  # at the next barrier the node gives it to the others
-                store64(self._base + at.WRITTEN, load64(self._base + at.WRITTEN) + 1)
+            self._say_written()
+
+    def _say_written(self) -> None:
+        """On several hosts: at the next barrier the node gives the values to the others."""
+        if self._spans_hosts:
+            store64(self._base + at.WRITTEN, load64(self._base + at.WRITTEN) + 1)
 
     def version(self) -> int:
         return self.newest()

@@ -18,6 +18,7 @@ from multiverso.hosts.peer.peers import Address, Peers
 from multiverso.hosts.peer.resources import SHARE, Pace
 from multiverso.hosts.rounds.memory import RoundMemory
 from multiverso.hosts.rounds.neighbour import Neighbour
+from multiverso.hosts.rounds.quorum import QuorumMemory
 from multiverso.hosts.rounds.rounds import Rounds
 from multiverso.hosts.transport.channel import FAR
 from multiverso.hosts.transport.credentials import Credentials
@@ -171,7 +172,7 @@ class Fabric(Closing):
                 `overwrite` before this one came, and whose values. It gets values by `refill`.
         """
         self.tables.rest.share(control)
-        memory = RoundMemory(shard, control, local)
+        memory = (QuorumMemory if shard.consistency.by_quorum else RoundMemory)(shard, control, local)
         self.peers.open(ROUNDS)
         self.rounds.attach(table_id, memory, overwritten)
 

@@ -93,14 +93,13 @@ def version_of(base):
 
 
 @inner
-def update_in_step(base, update, offset, values, delta, state, step):
-    """Runs a compiled updater on part of a table that begins ``offset`` elements in.
+def update_in_step(base, update, offset, values, delta, state, step, hyper):
+    """Runs a compiled updater on part of a table that begins ``offset`` elements in; ``hyper``: its hyperparameters.
 
     If the updater counts the table's steps, it finds the count behind its hyperparameters: in a copy of them, as
     other workers may be in another step.
     """
     itemsize = header_of(base).itemsize
-    hyper = base + at.HYPER
     place = header_of(base).step_place
     if place > 0:
         mine = scratch(_BEHIND_HYPER, values)
@@ -125,7 +124,7 @@ def add_with(base, update, offset, values, delta):
         add_into(values, delta)
     else:
         step = version_of(base) + 1 if header_of(base).step_place > 0 else 0
-        update_in_step(base, update, offset, values, delta, header_of(base).state_0, step)
+        update_in_step(base, update, offset, values, delta, header_of(base).state_0, step, base + at.HYPER)
 
 
 @inner

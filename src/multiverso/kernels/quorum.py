@@ -52,6 +52,7 @@ from multiverso.kernels.waits import (
     is_lost,
     line_of,
     notify,
+    pause,
     pause_until,
 )
 from multiverso.layout import words as at
@@ -78,7 +79,7 @@ def _is_mine(word, me):
 
 
 @inner
-def _buffer_of(base, worker, which):
+def own_buffer(base, worker, which):
     """Where one of a worker's two buffers lies: values, then the updater's arrays."""
     head = header_of(base)
     small = head.small_slots
@@ -86,11 +87,17 @@ def _buffer_of(base, worker, which):
 
 
 @inner
+def next_buffer(before, me):
+    """Which of its own buffers one writes to who folds the round after the one that COMMITTED names."""
+    return 1 - (before & 1) if _is_mine(before, me) else 0
+
+
+@inner
 def place_of(base, word):
     """Where the values lie that COMMITTED names."""
     if word & 0xFFFF == 0:
         return header_of(base).buffer_0
-    return _buffer_of(base, ((word & 0xFFFF) >> 1) - 1, word & 1)
+    return own_buffer(base, ((word & 0xFFFF) >> 1) - 1, word & 1)
 
 
 # -- coming, closing, folding ------------------------------------------------------------------------------------
@@ -101,6 +108,8 @@ def _come(control, base, me, source, progress, number):
     """Says that this worker's slot is ready for a round."""
     line = line_of(base, me)
     progress[ROUND], progress[REACHED], progress[DECIDED] = number, 0, 0
+    for i in range(3):  # NEEDED, OF, GRACE
+        store64(line + at.ASKS + 8 * i, progress[NEEDED + i])
     store32(line + at.SOURCES + 4 * (number & 1), source)
     store64(line + at.STAGED, number)
     notify(control)  # those who sleep may have enough now, and until when is theirs to watch
@@ -149,8 +158,8 @@ def _fold(control, base, update, me, number, before, decision, like):
     they were in an earlier one changes nothing for them.
     """
     members = load64(line_of(base, (decision & 0xFF) - 1) + at.PROPOSALS)
-    which = 1 - (before & 1) if _is_mine(before, me) else 0
-    old, new = place_of(base, before), _buffer_of(base, me, which)
+    which = next_buffer(before, me)
+    old, new = place_of(base, before), own_buffer(base, me, which)
     elements = header_of(base).elements
     whole = elements * header_of(base).itemsize
     fence_release()  # who reads the new values there finds that COMMITTED no longer names the old ones
@@ -176,7 +185,7 @@ def _keep(control, base, me, word, progress, like):
     elements = header_of(base).elements
     place = place_of(base, word)
     if not _is_mine(word, me):
-        copy, place = place, _buffer_of(base, me, 0)
+        copy, place = place, own_buffer(base, me, 0)
         fence_release()
         copy_into(array_at(base + place, elements, like), array_at(base + copy, elements, like))
         fence_acquire()
@@ -224,6 +233,17 @@ def _close(control, base, update, me, progress, before, wait, event, like):
 
 
 @inner
+def _await_nodes(control, base, me, progress, wait, event):
+    """As ``_close``, on several hosts: their nodes close the round and fold it, see ``between_hosts/quorum.py``."""
+    number = progress[ROUND]
+    state, _ = _collect(control, base, me, number, progress)
+    if state == LOST_SOMEONE:
+        return LOST_SOMEONE
+    decided = state == READY or progress[REACHED] != 0 or round_in(load64(base + at.DECISIONS)) >= number
+    return pause(control, me, wait, event, at.FOR_ROUND, header_of(base).table_id, 1 if decided else 0, number)
+
+
+@inner
 def take_part(control, base, update, me, progress, like):
     """Goes through a round with what is in this worker's slot; its values, or newer ones, are kept at VALUES then."""
     wait, line = words(WAIT_WORDS), line_of(base, me)
@@ -242,7 +262,10 @@ def take_part(control, base, update, me, progress, like):
                 end_table_wait(control, base, me)
                 return DONE
         else:
-            code = _close(control, base, update, me, progress, committed, wait, event, like)
+            if load32(control + at.SPANS_HOSTS) == 0:
+                code = _close(control, base, update, me, progress, committed, wait, event, like)
+            else:
+                code = _await_nodes(control, base, me, progress, wait, event)
             if code != DONE:
                 return code
 
@@ -366,4 +389,4 @@ def committed_put(base: Address, source: Data) -> None:
     copy_into(array_at(base + place_of(base, load64(base + at.COMMITTED)), source.size, source), source)
     for worker in range(header_of(base).table_workers):
         for which in range(2):
-            copy_into(array_at(base + _buffer_of(base, worker, which), source.size, source), source)
+            copy_into(array_at(base + own_buffer(base, worker, which), source.size, source), source)

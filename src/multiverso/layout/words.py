@@ -125,7 +125,7 @@ UNDO_STRIDE = TABLE.int64("undo_stride")  # from one undo slot to the next
 KEPT = TABLE.int64("kept")  # bytes of a row that an undo slot keeps, and of each of its updater's arrays; 0: none
 TABLE_ID = TABLE.int64("table_id")
 CHUNK_SIZE = TABLE.int64("chunk_size")  # elements of a chunk
-CHUNK_COUNT = TABLE.int64("chunk_count")  # chunks of a round
+CHUNK_COUNT = TABLE.int64("chunk_count")  # chunks of a round, which goes through them; with a quorum 1
 MEAN = TABLE.int64("mean")  # 1 when the updater gets the mean of a round's contributions instead of their sum
 # 1 + place of the count of steps behind the hyperparameters that an updater gets; 0 when it gets none
 STEP_PLACE = TABLE.int64("step_place")
@@ -178,6 +178,10 @@ SEEN = LINE.int64("seen")
 # has been in
 INCLUDED = LINE.int64("included", apart=True)
 LATE = LINE.int64("late")  # reads that came after a round was closed without this worker; its own word
+# what it asks of the round that it has come to, for the nodes of several hosts: how many have to come, of how many,
+# and nanoseconds of grace
+ASKS = LINE.int64("asks", 3)
+WEIGHTS = LINE.int64("weights", 2)  # in rounds, even and odd: what its slot counts in a mean; 0: as one
 
 # a worker's undo slot in a table: what it is about to change, for the worker that takes over if it dies
 UNDO_SLOTS_EACH = 2  # of a worker: so many of its threads change a table at once

@@ -68,7 +68,7 @@ def initialise(address: int, spec: TableSpec, table_id: int, workers: int, mode:
     partition = Partition.of(spec)
     consistency = BY_CODE[mode]
     places = Places.of(spec, workers, consistency.in_rounds, consistency.by_quorum)
-    chunk = spec.elements if consistency.by_quorum else chunk_of(spec)
+    chunk = chunk_of(spec)  # with a quorum only what travels between hosts
     words = {
         "elements": spec.elements,
         "stripe_size": partition.stripe_size,
@@ -92,7 +92,7 @@ def initialise(address: int, spec: TableSpec, table_id: int, workers: int, mode:
         "lines": places.lines,
         "table_id": table_id,
         "chunk_size": chunk,
-        "chunk_count": -(-spec.elements // chunk),
+        "chunk_count": 1 if consistency.by_quorum else -(-spec.elements // chunk),
         "small_slots": places.small_slots,
         "mean": int(spec.mean),
     }

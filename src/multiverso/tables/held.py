@@ -19,7 +19,7 @@ from multiverso.consistency.protocol import Consistency, TableAccess
 from multiverso.consistency.quorum import QuorumRounds
 from multiverso.consistency.synchronous import Synchronous
 from multiverso.deadline import Deadline
-from multiverso.errors import SnapshotError
+from multiverso.errors import NotInThisJobError, SnapshotError
 from multiverso.hosts.values.options import refuse_under_rule
 from multiverso.kernels.plain_arrays import is_plain
 from multiverso.layout import words as at
@@ -36,7 +36,7 @@ from multiverso.tables.output import Output, fresh, into
 from multiverso.tables.pending import Queue
 from multiverso.tables.table import Closed, Table
 from multiverso.tables.typed import Scalar
-from multiverso.updaters import Updater
+from multiverso.updaters import Updater, loop_of
 
 
 def check_all(session: Session, what: str, arrays: Iterable[Array]) -> None:
@@ -74,6 +74,7 @@ class HeldTable(Table[TableSpec], Generic[Scalar]):
 
     def __init__(self, session: Session, spec: TableSpec, updater: Updater, init_value: Any, master: bool) -> None:
         check_table(session.consistency, spec)
+        _refuse_unknown(session, updater, spec)
         value = _initial_value(init_value, spec)
         super().__init__(session, spec, updater)
         self._closed = False
@@ -254,6 +255,19 @@ class HeldTable(Table[TableSpec], Generic[Scalar]):
         if out is None:
             return fresh(shape, self._dtype, dtype)
         return into(out, shape, self._dtype, not self._spec.is_matrix)
+
+
+def _refuse_unknown(session: Session, updater: Updater, spec: TableSpec) -> None:
+    """Refuses an updater that a node could not run, where it has to."""
+    if (
+        session.hosts
+        and session.consistency.by_quorum
+        and updater.apply is not loop_of(spec.updater, bool(spec.step_count))
+    ):
+        raise NotInThisJobError(
+            f"the updater {updater.name} is not one of multiverso's own, which are those that rounds with a quorum can "
+            "have on several hosts, where their nodes run it: use one of those, or leave quorum= out of init"
+        )
 
 
 def access_to(session: Session, shard: Shard, update: int, name: str) -> TableAccess:

@@ -54,6 +54,13 @@ def resolve(updater: str | Updater) -> Updater:
     return BY_NAME[updater]()
 
 
+def loop_of(name: str, counts: bool) -> Callable[..., None] | None:
+    """Returns the loop of an updater as a node finds it: by name, and whether it counts steps. None: it has no name."""
+    if counts and name in _OTHER_LOOPS:
+        return _OTHER_LOOPS[name][0]
+    return BY_NAME[name]().apply if name in BY_NAME else None
+
+
 def _words(given: Any) -> str:
     """Returns what was given instead of an updater, and what is wrong with it where that is known."""
     module = getattr(given, "__module__", "")

@@ -14,7 +14,7 @@ import traceback
 from collections.abc import Callable
 from random import SystemRandom
 
-from simulated import clocks, rejoining, rounds, spread, statistics
+from simulated import clocks, quorum, rejoining, rounds, spread, statistics
 from simulated.control import Control
 from simulated.world import Memory, World, run
 
@@ -27,6 +27,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, help="of the first schedule; the others follow")
     parser.add_argument("--replay", action="store_true", help="one schedule only, with all that happens")
     parser.add_argument("--rounds", action="store_true", help="synchronous rounds instead of sums")
+    parser.add_argument("--quorum", action="store_true", help="rounds with a quorum")
     parser.add_argument("--rejoining", action="store_true", help="rounds of hosts that are lost and come again")
     parser.add_argument("--statistics", action="store_true", help="running means and variances instead of sums")
     parser.add_argument("--joins", action="store_true", help="in each a host is lost and comes again")
@@ -47,6 +48,8 @@ def main() -> int:
             return spread.run(seed, trace)
         if options.rejoining:
             return rejoining.run(seed, trace)
+        if options.quorum:
+            return quorum.run(seed, trace)
         if options.statistics:
             return statistics.run(seed, memory, trace)
         return rounds.run(seed, trace) if options.rounds else run(seed, memory, trace, options.joins)
@@ -65,7 +68,7 @@ def main() -> int:
         except Exception:
             failed += 1
             traceback.print_exc(limit=-2)
-            kinds = ("rounds", "rejoining", "control", "statistics", "clocks", "joins", "spread")
+            kinds = ("rounds", "quorum", "rejoining", "control", "statistics", "clocks", "joins", "spread")
             kind = "".join(f"--{kind} " for kind in kinds if getattr(options, kind))
             again = f"'{kind}--replay'"
             print(f"seed {seed} failed: make simulate SEED={seed} ARGS={again}", flush=True)

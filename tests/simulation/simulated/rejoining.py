@@ -42,9 +42,10 @@ class Kept(Staged):
     def wanted(self, number: int) -> bool:
         return not self.away and super().wanted(number)
 
-    def decide(self, number: int, members: int) -> None:
+    def decide(self, number: int, members: int) -> int:
         assert not self.blank
         self.decided = number
+        return members
 
     def fold(self, number: int, chunk: int, members: int, total: np.ndarray, count: int) -> int:
         assert not self.blank

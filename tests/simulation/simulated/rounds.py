@@ -37,9 +37,10 @@ class Staged(RoundMemory):
     def wanted(self, number: int) -> bool:
         return 0 < number <= self.ready
 
-    def decide(self, number: int, members: int) -> None:
+    def decide(self, number: int, members: int) -> int:
         assert number == self.decided + 1
         self.decided = number
+        return members
 
     def place(self, chunk: int) -> slice:
         return slice(chunk * self.chunk, min(self.elements, (chunk + 1) * self.chunk))

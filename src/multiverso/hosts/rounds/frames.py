@@ -7,6 +7,8 @@ from typing import NamedTuple
 
 from multiverso.hosts.peer.frames import RECEIVED, Header, Outgoing, ProtocolError
 from multiverso.hosts.peer.resources import owner
+from multiverso.hosts.rounds import roll
+from multiverso.hosts.rounds.roll import Came
 from multiverso.hosts.rounds.state import WINDOW, RoundTable, Sum
 from multiverso.layout.words import MAX_WORKERS
 from multiverso.spec.table import DTYPES
@@ -16,7 +18,8 @@ AT = 8  # both: how far this side is
 SUM = 9  # to the next host: the sum so far
 TOTAL = 10  # to the host before: the sum of all hosts
 WANT = 11  # to the host before: a worker waits for round `step`
-KINDS = frozenset((AT, SUM, TOTAL, WANT, RECEIVED))
+CAME = 12  # to the head, with a quorum: how many have come to round `step`
+KINDS = frozenset((AT, SUM, TOTAL, WANT, CAME, RECEIVED))
 
 UNPLACED = 1  # flag of AT: this host will know how far it is when the receiver has said how far that is
 LACKING = 1  # of WANT: a host lacks the values, and turn `step` or a later one has to bring them
@@ -30,7 +33,7 @@ class RoundHeader(Header):
     """A header of these frames: what others use for the codec and the chunk has another meaning.
 
     Attributes:
-        step: of WANT the round.
+        step: of WANT and CAME the round.
     """
 
     __slots__ = ()
@@ -78,6 +81,12 @@ def at_frame(table: RoundTable, epoch: int) -> Outgoing:
     flags = 0 if table.placed else UNPLACED
     header = RoundHeader(AT, epoch, flags, table.number, length=len(body))
     return Outgoing(header, memoryview(body))
+
+
+def came_frame(table: RoundTable, number: int, came: Came) -> Outgoing:
+    """Returns what tells the head who of this host has come to a round."""
+    body = roll.CAME.pack(*came)
+    return Outgoing(RoundHeader(CAME, table=table.number, length=len(body), step=number), memoryview(body))
 
 
 def check_same(table: RoundTable, theirs: Reached, peer: int) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 import numpy as np
 
 from multiverso.hosts.peer.resources import Array
+from multiverso.hosts.rounds.roll import Came
 from multiverso.kernels.between_hosts import node as chained_node
 from multiverso.layout import words as at
 from multiverso.memory.words import load32, load64, store64
@@ -27,7 +28,11 @@ class RoundMemory:
     Attributes:
         dtype, elements: the table's.
         chunk: elements of a chunk; the last may have fewer.
+        extra: numbers that travel behind each chunk of a sum.
+        by_quorum: rounds are closed without those that are late.
     """
+
+    extra, by_quorum = 0, False
 
     def __init__(self, shard: Shard, control: int, local: Iterable[int]) -> None:
         self._shard = shard
@@ -40,8 +45,9 @@ class RoundMemory:
         self.elements = shard.spec.elements
         self.chunk = int(shard.header["chunk_size"])
         places = shard.places
-        other = next(worker for worker in range(shard.workers) if worker not in local)
-        store64(shard.base + at.TOTALS, places.slots + places.slot_stride * other)
+        self._other = next(worker for worker in range(shard.workers) if worker not in local)
+        if not self.by_quorum:
+            store64(shard.base + at.TOTALS, places.slots + places.slot_stride * self._other)
         name = shard.spec.dtype
         self._members, self._wanted = chained_node.members_of.compiled(), chained_node.waits_for.compiled()
         self._decide = chained_node.decide.compiled()
@@ -53,13 +59,21 @@ class RoundMemory:
         members = self._members(self._control, self._shard.base, self._local, number)
         return None if members == -1 else members
 
+    def who_came(self, number: int) -> Came:
+        """With a quorum: returns who of this host has come to a round, and who may come."""
+        raise NotImplementedError
+
+    def wake(self) -> None:
+        """With a quorum: wakes the thread that looks after each event of this host's workers."""
+
     def wanted(self, number: int) -> bool:
         """Returns whether a live worker of this host waits for a round."""
         return number > 0 and bool(self._wanted(self._control, self._shard.base, self._local, number))
 
-    def decide(self, number: int, members: int) -> None:
-        """Fixes who takes part in a round."""
+    def decide(self, number: int, members: int) -> int:
+        """Fixes who takes part in a round, and returns it."""
         self._decide(self._shard.base, number, members)
+        return members
 
     def fold(self, number: int, chunk: int, members: int, total: Array, count: int) -> int:
         """Adds the members' part of a chunk to a sum of ``count`` contributions; returns how many there are then.
@@ -124,10 +138,15 @@ class RoundMemory:
         """Takes a chunk; they come in their order."""
         shard, (words, parts) = self._shard, self._parts(found)
         self._found = words.copy()
-        side = int(words["round"][0]) & 1
-        values = shard.segment.array(shard.places.buffers[side], self.elements, self.dtype)
-        for whole, part in zip((values, *shard.states_at(shard.places.states[side])), parts, strict=True):
+        at_values, at_states = self._places_after(int(words["round"][0]))
+        values = shard.segment.array(at_values, self.elements, self.dtype)
+        for whole, part in zip((values, *shard.states_at(at_states)), parts, strict=True):
             whole[self._place(chunk)] = part
+
+    def _places_after(self, number: int) -> tuple[int, int]:
+        """Where the values and the updater's arrays after a round go that come from another host."""
+        places, side = self._shard.places, number & 1
+        return places.buffers[side], places.states[side]
 
     def _parts(self, whole: Array) -> tuple[Array, Array]:
         """Returns the words, and a row of each array."""
@@ -139,12 +158,17 @@ class RoundMemory:
         base, done = self._shard.base, int(self._found["round"][0])
         self._hyper()[:] = self._found["hyper"][0]
         store64(base + at.STEPS_BEFORE, int(self._found["steps_before"][0]))
+        self._continue_after(done)
+        return done
+
+    def _continue_after(self, number: int) -> None:
+        """Says to the workers that the values after a round are here."""
+        base = self._shard.base
         store64(base + at.TAKING_PART, 0)
         store64(base + at.TAKING_PART + 8, 0)
-        store64(base + at.DECIDED, done)
-        store64(base + at.ARRIVED, done * int(self._shard.header["chunk_count"]))
-        store64(base + at.COMMITTED, done)
-        return done
+        store64(base + at.DECIDED, number)
+        store64(base + at.ARRIVED, number * int(self._shard.header["chunk_count"]))
+        store64(base + at.COMMITTED, number)
 
     def _hyper(self) -> Array:
         return self._shard.segment.array(at.HYPER, _HYPER_BYTES, "uint8")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from multiverso.hosts.peer.frames import Header, Numbered, ProtocolError, memory_for, unknown
 from multiverso.hosts.peer.resources import view
-from multiverso.hosts.rounds import frames
+from multiverso.hosts.rounds import frames, roll
 from multiverso.hosts.rounds.frames import (
     KINDS,
     LACKING,
@@ -16,8 +16,11 @@ from multiverso.hosts.rounds.frames import (
     check_step,
     sum_of,
 )
+from multiverso.hosts.rounds.roll import Came
 from multiverso.hosts.rounds.rounds import Rounds
 from multiverso.hosts.rounds.state import WINDOW, RoundTable
+
+_SIZES = {frames.AT: REACHED.size, frames.WANT: 0, frames.CAME: roll.CAME.size}
 
 
 class Neighbour(Numbered):
@@ -53,8 +56,8 @@ class Neighbour(Numbered):
             raise unknown(header)
         if not self.is_new(header):
             return None
-        if header.kind in (frames.AT, frames.WANT):
-            return memory_for(header, REACHED.size if header.kind == frames.AT else 0)
+        if header.kind in _SIZES:
+            return memory_for(header, _SIZES[header.kind])
         with rounds.state_lock:
             table = rounds.tables.get(header.table)
             if table is None:
@@ -80,10 +83,10 @@ class Neighbour(Numbered):
         if header.number > self._received:
             self.note(header)  # it does not come again, also where there is no memory now to go on with it
             if body is not None:
-                self._take(RoundHeader(*header), body)
+                self._take(RoundHeader(*header), body, now)
         return self.has_something
 
-    def _take(self, header: RoundHeader, body: memoryview) -> None:
+    def _take(self, header: RoundHeader, body: memoryview, now: float) -> None:
         rounds = self._rounds
         table = rounds.tables.get(header.table)
         if table is None:
@@ -92,6 +95,8 @@ class Neighbour(Numbered):
             self._hear(header, table, Reached(*REACHED.unpack(body)))
         elif header.kind == frames.WANT:
             self._want(table, header)
+        elif header.kind == frames.CAME:
+            rounds.note_came(table, self._peer, header.step, Came(*roll.CAME.unpack(body)), now)
         elif header.kind == frames.SUM:
             found = sum_of(table, header, body)
             with rounds.state_lock:

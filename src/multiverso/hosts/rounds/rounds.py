@@ -42,7 +42,9 @@ from collections.abc import Callable, Mapping, Sequence
 
 from multiverso.errors import MultiversoError
 from multiverso.hosts.rounds.chain import Chain
+from multiverso.hosts.rounds.frames import came_frame
 from multiverso.hosts.rounds.memory import RoundMemory
+from multiverso.hosts.rounds.roll import Came
 from multiverso.hosts.rounds.state import FILL, FILLS, NO_BYTES, OVERWRITES, Refill, RoundTable, Sum, numbers_of
 
 _PATIENCE_SECONDS = 0.01  # before the host before learns that a worker waits: it begins by itself as a rule
@@ -62,6 +64,7 @@ class Rounds(Chain):
                 table.theirs.clear()
                 table.folded = table.received = table.arrived
                 table.forget_requests()
+                table.roll.told = {host: told for host, told in table.roll.told.items() if host in live}
                 if table.blank:
                     table.placed = False
                     table.totals.clear()
@@ -183,6 +186,7 @@ class Rounds(Chain):
         """Does what this host's workers are ready for; returns the seconds until it should be called again."""
         soonest: float | None = None
         for table in list(self.tables.values()):
+            grace = self._call_roll(table, now) if table.staged.by_quorum else None
             self.run(table)
             with self.state_lock:
                 if self.tables.get(table.number) is not table:
@@ -192,9 +196,35 @@ class Rounds(Chain):
                     left = _PATIENCE_SECONDS  # workers that make values of a sum say nothing when these are there
             if asked is not None:
                 self.wake(asked)
-            if left is not None:
-                soonest = left if soonest is None else min(soonest, left)
+            soonest = min((wait for wait in (soonest, left, grace) if wait is not None), default=None)
         return soonest
+
+    def _call_roll(self, table: RoundTable, now: float) -> float | None:
+        """Counts who has come here to the next round, and tells the head; returns how long its grace lasts."""
+        head = self.live[0]
+        with self.memory_lock, self.state_lock:
+            number = table.next_round if self.tables.get(table.number) is table else None
+            if number is None:
+                return None
+            came = number, table.staged.who_came(number)
+            if self.host == head:
+                table.roll.told[head] = came
+                return table.roll.close(number, self.live, now)
+            if table.said == came:
+                return None
+            table.said = came
+            self.ways[head].post(came_frame(table, *came))
+        self.wake(head)
+        return None
+
+    def note_came(self, table: RoundTable, peer: int, number: int, came: Came, now: float) -> None:
+        """Another host has told this one, the head, who has come to a round."""
+        with self.state_lock:
+            table.roll.told[peer] = number, came
+            due = table.next_round
+            left = None if due is None else table.roll.close(due, self.live, now)
+        if left is not None:
+            table.staged.wake()  # who looks after each event: it knows how long
 
     def _request_late_round(self, table: RoundTable, now: float) -> tuple[float | None, int | None]:
         """Whether a worker waits for a round that the head has not begun: it may have no worker left.

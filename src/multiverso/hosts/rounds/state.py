@@ -12,6 +12,7 @@ import numpy.typing as npt
 from multiverso.hosts.peer.frames import NOTHING
 from multiverso.hosts.peer.resources import Array, view
 from multiverso.hosts.rounds.memory import RoundMemory
+from multiverso.hosts.rounds.roll import Came, Roll
 
 WINDOW = 16  # steps
 FILL = -1  # in the place of a host: the first in the chain that has the values
@@ -87,6 +88,8 @@ class RoundTable:
         refill: the values are wanted here.
         lacking: this host or one behind lacks the values, which a turn after this one can bring; None: no host does.
         told: up to which such turn the host before knows.
+        roll: with a quorum, at the head: who has come to the next round.
+        said: at another host, what it has told the head of that, and of which round.
     """
 
     number: int
@@ -115,6 +118,8 @@ class RoundTable:
     refill: Refill | None = None
     lacking: int | None = None
     told: int = -2
+    roll: Roll = field(default_factory=Roll)
+    said: tuple[int, Came] | None = None
 
     def __post_init__(self) -> None:
         self.chunks = -(-self.staged.elements // self.staged.chunk)
@@ -131,10 +136,11 @@ class RoundTable:
 
     def size_of(self, step: int, overwrites: int) -> int:
         """Bytes of a step."""
-        staged, chunk = self.staged, self.turn_and_chunk(step)[1]
+        staged, (turn, chunk) = self.staged, self.turn_and_chunk(step)
         if overwrites == FILLS:
             return staged.fill_bytes(chunk)
-        return min(staged.chunk, staged.elements - chunk * staged.chunk) * staged.dtype.itemsize
+        extra = staged.extra if turn > 0 and not overwrites else 0
+        return (min(staged.chunk, staged.elements - chunk * staged.chunk) + extra) * staged.dtype.itemsize
 
     def place(self, arrived: int) -> None:
         """Of a blank table: the host before has said how far it is, and so far is this one."""
@@ -185,6 +191,8 @@ class RoundTable:
         if overwrites:
             return None  # the host before knows of it, this one does not yet
         round_number = self.round_of(turn)
+        if self.staged.by_quorum:  # closed by the head: who is in it here is fixed with the turn
+            return 0 if not heads or self.roll.closed >= round_number else None
         members = self.staged.members(round_number)
         if members is None or (heads and self.wanted < round_number and not self.staged.wanted(round_number)):
             return None
@@ -196,16 +204,22 @@ class RoundTable:
             return
         self.members, self.decided = members, turn
         if turn > 0 and turn not in self.overwrites and not self.blank:
-            self.staged.decide(self.round_of(turn), members)
+            self.members = self.staged.decide(self.round_of(turn), members)
 
     @property
     def next_turn(self) -> int:
         """The first turn of which nothing is decided."""
         return next(turn for turn in itertools.count(max(self.decided, 0) + 1) if turn not in self.overwrites)
 
+    @property
+    def next_round(self) -> int | None:
+        """With a quorum: the round that workers come to now; None while the one before is on its way."""
+        over = self.placed and self.began and self.arrived >= (max(self.decided, 0) + 1) * self.chunks
+        return self.round_of(self.next_turn) if over else None
+
     def forget_requests(self) -> None:
         """Another host may be before this one."""
-        self.requested, self.told = 0, -2
+        self.requested, self.told, self.said = 0, -2, None
 
     def forget(self) -> None:
         """Drops the turns with a host's values that no host lacks."""

@@ -63,8 +63,8 @@ def decide(base: Address, number: Int, members: Int) -> None:
 
 
 @inner
-def _add_part(base, number, members, begins, total, lo, count):
-    """As ``fold``, of the elements from ``lo`` on."""
+def add_part(base, place, number, members, begins, total, lo, count):
+    """As ``fold``, of the elements from ``lo`` on; the old values are at ``place``."""
     hi = lo + total.size
     for worker in range(header_of(base).table_workers):
         source = load32(line_of(base, worker) + at.SOURCES + 4 * (number & 1))
@@ -74,7 +74,7 @@ def _add_part(base, number, members, begins, total, lo, count):
         if count > 0:
             add_into(total, part)
         elif begins:
-            old = array_at(base + buffer_of(base, number - 1), header_of(base).elements, total)
+            old = array_at(base + place, header_of(base).elements, total)
             add_one(total, old[lo:hi], part)
         else:
             copy_into(total, part)
@@ -88,7 +88,8 @@ def fold(base: Address, number: Int, chunk: Int, members: Int, begins: Int, tota
 
     Where there are none yet, nothing is in ``total``; the sum then begins with the old values if ``begins`` says so.
     """
-    return _add_part(base, number, members, begins, total, bounds(base, chunk)[0], count)
+    place = buffer_of(base, number - 1)
+    return add_part(base, place, number, members, begins, total, bounds(base, chunk)[0], count)
 
 
 @kernel
@@ -142,10 +143,10 @@ def finish(
     """``fold`` and ``take`` in one pass, on the last host: what was added is stored while it is in the cache."""
     lo, hi = bounds(base, chunk)
     place = _place_of(base, number, chunk, begins, total)
-    now = count
+    now, before = count, buffer_of(base, number - 1)
     for a in range(0, hi - lo, PART):
         b = min(hi - lo, a + PART)
-        now = _add_part(base, number, members, begins, total[a:b], lo + a, count)
+        now = add_part(base, before, number, members, begins, total[a:b], lo + a, count)
         if now > 0:
             copy_into(place[a:b], total[a:b])
     _arrive(control, base, number, chunk, begins, now, total)

@@ -200,17 +200,19 @@ def _fold_update(base, update, number, chunk, ids, lo, hi, like, places):
             copy_into(part, contribution(base, ids[0], number, chunk, a, b, like))
         for k in range(1, ids.size):
             add_into(part, contribution(base, ids[k], number, chunk, a, b, like))
-        _update_between(base, update, number, a, b, part, ids.size, like, places)
+        update_between(base, update, number, a, b, part, ids.size, like, places, base + at.HYPER)
 
 
 @inner
 def update_part(base, update, number, lo, hi, total, count, like):
     """One step of the updater over [lo, hi), out of place: ``total`` is the sum of ``count`` contributions."""
-    _update_between(base, update, number, lo, hi, total, count, like, places_of(base, number))
+    places = places_of(base, number)
+    update_between(base, update, number, lo, hi, total, count, like, places, base + at.HYPER)
 
 
 @inner
-def _update_between(base, update, number, lo, hi, total, count, like, places):
+def update_between(base, update, number, lo, hi, total, count, like, places, hyper):
+    """As ``update_part``, from and to given places, and with given hyperparameters."""
     head = header_of(base)
     elements, itemsize = head.elements, head.itemsize
     from_values, to_values, from_state, to_state = places
@@ -223,4 +225,4 @@ def _update_between(base, update, number, lo, hi, total, count, like, places):
     if count > 0:
         if head.mean:
             divide_by(total, count)
-        update_in_step(base, update, lo, new, total, to_state, number)
+        update_in_step(base, update, lo, new, total, to_state, number, hyper)

@@ -156,10 +156,6 @@ class Session(InProcess):
         self._holdings.begin(descriptors)
         self.control = Control(self._holdings.map(0, place.control), place.places, place.here)
         self.worker_id = place.worker_id
-        if self.quorum is not None and place.places:
-            raise StartupError(
-                "rounds with a quorum are of one host: leave quorum= out, or start all workers on one host"
-            )
         if (
             self.quorum is not None
             and not self.quorum.of
