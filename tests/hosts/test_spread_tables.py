@@ -286,42 +286,6 @@ def test_what_is_added_to_a_copy_that_goes_is_taken_when_no_call_can_have_found_
         assert job.run(work) == [60, 60]
 
 
-def embed(steps: int) -> tuple[float, int]:
-    """Trains an embedding until it has learned, at most for so many steps; returns the last loss and the count of rows.
-
-    A worker sees its own adds once they have been home and back: how many steps it takes depends on the machine.
-    """
-    import torch
-
-    from multiverso.torch import Embedding
-
-    mv.init()
-    torch.manual_seed(mv.worker_id())
-    users = Embedding(mv.KeyedTable(8, initial="uniform", updater=adagrad(0.1), cache_rows=200))
-    score = torch.nn.Linear(8, 1)
-    optimizer = torch.optim.SGD(score.parameters(), lr=0.1)
-    ids = torch.arange(64) * 7919
-    likes = (ids % 2).float()
-    for _ in range(steps):
-        users.prefetch(ids)
-        loss = torch.nn.functional.binary_cross_entropy_with_logits(score(users(ids))[:, 0], likes)
-        optimizer.zero_grad()
-        if loss.item() < 0.3:
-            break
-        loss.backward()
-        optimizer.step()
-    mv.barrier()
-    found = loss.item(), len(users.table)
-    mv.shutdown()
-    return found
-
-
-def test_an_embedding_is_trained_by_processes_of_two_hosts() -> None:
-    for loss, rows in mv.run(embed, workers=2, hosts=2, args=(100_000,), timeout_seconds=200):
-        assert loss < 0.3
-        assert rows == 64
-
-
 def die_in_an_add(number: int) -> None:
     """Adds to all keys, over and over; the second host's worker is killed by its neighbour meanwhile."""
     mv.init()

@@ -200,3 +200,35 @@ def test_a_prefetch_of_other_ids_or_of_a_closed_session_is_no_answer() -> None:
         module.prefetch(torch.tensor([1]))
         with pytest.raises(ClosedError):
             module(torch.tensor([1]))
+
+
+def embed(steps: int) -> tuple[float, int]:
+    """Trains an embedding until it has learned, at most for so many steps; returns the last loss and the count of rows.
+
+    A worker sees its own adds once they have been home and back: how many steps it takes depends on the machine.
+    """
+    mv.init()
+    torch.manual_seed(mv.worker_id())
+    users = Embedding(mv.KeyedTable(8, initial="uniform", updater=mv.updaters.adagrad(0.1), cache_rows=200))
+    score = torch.nn.Linear(8, 1)
+    optimizer = torch.optim.SGD(score.parameters(), lr=0.1)
+    ids = torch.arange(64) * 7919
+    likes = (ids % 2).float()
+    for _ in range(steps):
+        users.prefetch(ids)
+        loss = torch.nn.functional.binary_cross_entropy_with_logits(score(users(ids))[:, 0], likes)
+        optimizer.zero_grad()
+        if loss.item() < 0.3:
+            break
+        loss.backward()
+        optimizer.step()
+    mv.barrier()
+    found = loss.item(), len(users.table)
+    mv.shutdown()
+    return found
+
+
+def test_it_is_trained_by_processes_of_two_hosts() -> None:
+    for loss, rows in mv.run(embed, workers=2, hosts=2, args=(100_000,), timeout_seconds=200):
+        assert loss < 0.3
+        assert rows == 64
