@@ -72,6 +72,27 @@ def test_with_all_on_time_the_bits_are_those_of_rounds() -> None:
         assert job.run(training, **QUORUM) == alone
 
 
+RULES = [mv.rules.model_averaging(), mv.rules.easgd(0.3), mv.rules.local_sgd(), None]
+
+
+@pytest.mark.parametrize("rule", RULES, ids=str)
+def test_rules_have_the_bits_of_rounds(rule: Any) -> None:
+    def work(session: Session) -> list[bytes]:
+        local, seen = delta(session.worker_id, 0, 200), []
+        shared = mv.rules.share(local, rule, session=session)
+        for number in range(4):
+            local += delta(session.worker_id, number, 200)
+            shared.exchange(local)
+            seen.append(bits(local))
+        session.barrier()
+        return seen
+
+    with rehearsal(2, 1) as job:
+        expected = job.run(work, sync=True)
+    with rehearsal(2, 1) as job:
+        assert job.run(work, **QUORUM) == expected
+
+
 def test_who_comes_late_is_in_the_next_round_once() -> None:
     """A host whose only worker is late holds up nobody, and neither does a worker beside one that is on time."""
     held, rounds = threading.Event(), 20
