@@ -56,16 +56,19 @@ class Synchronous:
     def open_round(self) -> str | None:
         return self._reading if self._progress[at.ROUND_OPEN] else None
 
-    def add(self, delta: Array, call: Call, deadline: Deadline | None = None) -> None:
+    def add(self, delta: Array, call: Call, deadline: Deadline | None = None, weight: int = 0) -> None:
         with turn(self._lock, self.access.name):
             self._refuse_in_round()
-            rounds.stage.compiled(self._dtype)(self._base, self._me, self._progress, delta, call.address)
+            stage = rounds.stage.compiled(self._dtype)
+            stage(self._base, self._me, self._progress, delta, weight, call.address)
 
-    def add_rows(self, ids: RowIds, delta: Array, call: Call, deadline: Deadline | None = None) -> None:
+    def add_rows(
+        self, ids: RowIds, delta: Array, call: Call, deadline: Deadline | None = None, weight: int = 0
+    ) -> None:
         with turn(self._lock, self.access.name):
             self._refuse_in_round()
             bad = rounds.stage_rows.compiled(self._dtype)(
-                self._base, self._me, self._progress, ids, delta, call.address
+                self._base, self._me, self._progress, ids, delta, weight, call.address
             )
             if bad >= 0:
                 raise bad_row(ids, bad, self.access.spec)
@@ -134,6 +137,11 @@ class Synchronous:
     def staged(self) -> Array | None:
         with turn(self._lock, self.access.name):
             self._refuse_in_round()
+            line = self._base + load64(self._base + at.LINES) + at.LINE_STRIDE * self._me
+            if load64(line + at.WEIGHT):
+                raise InterruptedRoundError(
+                    f"an add to {self.access.name} with a weight is in no round yet: get() first"
+                )
             return self.access.slot().copy() if self._progress[at.ROUND_STAGED] else None
 
     def restage(self, delta: Array | None) -> None:

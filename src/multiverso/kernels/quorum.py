@@ -274,6 +274,7 @@ def take_part(control, base, update, me, progress, like):
 def finish(base, me, progress, what, size, call):
     """The read is over for this worker, which has what it read."""
     progress[OPEN], progress[STAGE], progress[STAGED] = 0, 0, 0
+    store64(line_of(base, me) + at.WEIGHT, 0)
     progress[READS] += 1
     record_operation(base, me, what, size)
     end_call(call)

@@ -181,7 +181,7 @@ LATE = LINE.int64("late")  # reads that came after a round was closed without th
 # what it asks of the round that it has come to, for the nodes of several hosts: how many have to come, of how many,
 # and nanoseconds of grace
 ASKS = LINE.int64("asks", 3)
-WEIGHTS = LINE.int64("weights", 2)  # in rounds, even and odd: what its slot counts in a mean; 0: as one
+WEIGHT = LINE.int64("weight")  # in rounds: what its slot counts in a mean; 0: as one
 
 # a worker's undo slot in a table: what it is about to change, for the worker that takes over if it dies
 UNDO_SLOTS_EACH = 2  # of a worker: so many of its threads change a table at once

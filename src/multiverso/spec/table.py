@@ -18,6 +18,7 @@ DTYPES = ("float32", "float64", "int32", "int64")
 Initial = Literal["master", "mean", "sum"]
 INITIAL: tuple[Initial, ...] = get_args(Initial)
 ROUNDS_OF = "rounds of the keyed table "  # before what the job calls that: what a table holds that is a part of it
+MOST_WEIGHT = 1 << 24  # of an add in a mean: float32 counts so far
 _LONGEST_TEXT = 2000
 _MOST_ELEMENTS = 2**48
 _MOST_ARRAYS = 64

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from functools import partial
 from typing import Any, overload
 
 import numpy as np
@@ -18,6 +19,7 @@ from multiverso.layout import words as at
 from multiverso.memory import words
 from multiverso.runtime.session.patience import await_version
 from multiverso.runtime.session.replacing import leaves_values
+from multiverso.spec.table import MOST_WEIGHT
 from multiverso.tables import saving
 from multiverso.tables.convert import Array, Out, as_whole, refuse_overlap, writable
 from multiverso.tables.held import HeldTable
@@ -96,16 +98,20 @@ class TableHandler(HeldTable[Scalar]):
         operations = self._operations
         return operations.run(GET, operations.how.get, (output.flat,), deadline, output.give)
 
-    def add(self, data: Any, sync: bool = False) -> None:
+    def add(self, data: Any, sync: bool = False, *, weight: int | None = None) -> None:
         """Adds to the whole table, through its updater.
 
         Args:
             data: ``size`` numbers in any shape (a matrix: (num_row, num_col) or flat), or one number for all; any
                 sequence, array or tensor. It is not modified. Same-kind numbers are rounded to the table's dtype.
             sync: accepted for older programs; the add is always applied when the call returns.
+            weight: how much it counts in the mean of a synchronous round, as the number of its minibatches or tokens:
+                a whole number up to 2**24. An add without one counts 1 beside others that have one, and a worker that
+                gives none counts 1.
 
         Raises:
             ShapeMismatchError, DtypeMismatchError: the data do not fit; nothing was changed.
+            NotInThisJobError: a weight, where no mean of a round is taken.
             WaitTimeoutError: a stopped process holds a part of the table. The next ``add`` of equal data continues
                 where this one stopped; any other call on the table first finishes it.
         """
@@ -114,7 +120,21 @@ class TableHandler(HeldTable[Scalar]):
         if self._transforms:
             delta = self._transformed(delta)
         operations = self._operations
-        operations.run(ADD, operations.how.add, (delta,))
+        if weight is None:
+            operations.run(ADD, operations.how.add, (delta,))
+        else:
+            self._run_weighted(ADD, weight, (delta,))
+
+    def _run_weighted(self, kind: Kind, weight: int, arguments: tuple[Array, ...]) -> None:
+        """Adds with a weight; the delta is the last argument."""
+        *ids, delta = arguments
+        if not (self._spec.mean and self._how.in_rounds):
+            raise NotInThisJobError(
+                f"weight= is for a mean over a round's workers, init(sync=True) and updater='mean'; {self!r} has none"
+            )
+        number = whole(weight, "weight", 1, MOST_WEIGHT)
+        add = partial(getattr(self._how, kind.name), weight=number)
+        self._operations.run(kind, add, (*ids, delta * delta.dtype.type(number)))
 
     def exchange(self, local: Any, last: Any, *, timeout_seconds: float | None = None) -> None:
         """Pushes ``local - last`` and pulls the result into both, in one pass over the memory.

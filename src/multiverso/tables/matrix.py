@@ -226,13 +226,15 @@ class MatrixTableHandler(TableHandler[Scalar]):
         seen[stripes] = versions  # last: if an exception comes before it, the next call returns them again
         return result
 
-    def add(self, data: Any = None, row_ids: Any = None, sync: bool = False) -> None:  # type: ignore[override]
+    def add(  # type: ignore[override]
+        self, data: Any = None, row_ids: Any = None, sync: bool = False, *, weight: int | None = None
+    ) -> None:
         """Adds to the whole matrix, or to some of its rows, through the table's updater.
 
         Args:
             data: (num_row, num_col), or (len(row_ids), num_col); or flat, or one number for all. It is not modified.
             row_ids: as for `get`; a row that is named twice gets both.
-            sync: see `TableHandler.add`.
+            sync, weight: see `TableHandler.add`.
 
         Raises:
             RowIdError: an id is not an integer, or no row; nothing was changed.
@@ -240,7 +242,7 @@ class MatrixTableHandler(TableHandler[Scalar]):
         if data is None:
             raise ShapeMismatchError("add needs data: (num_row, num_col) numbers, or a row for each of row_ids")
         if row_ids is None:
-            super().add(data, sync)
+            super().add(data, sync, weight=weight)
             return
         self._ready(None)
         if self._are_plain(row_ids, data):
@@ -250,7 +252,10 @@ class MatrixTableHandler(TableHandler[Scalar]):
         if self._transforms:
             delta = self._transformed(delta, ids.size)
         operations = self._operations
-        operations.run(ADD_ROWS, operations.how.add_rows, (ids, delta))
+        if weight is None:
+            operations.run(ADD_ROWS, operations.how.add_rows, (ids, delta))
+        else:
+            self._run_weighted(ADD_ROWS, weight, (ids, delta))
 
     def exchange(self, local: Any, last: Any, row_ids: Any = None, *, timeout_seconds: float | None = None) -> None:
         """Pushes ``local - last`` and pulls the result into both: of the whole matrix, or of some of its rows.

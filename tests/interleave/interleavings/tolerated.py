@@ -15,6 +15,7 @@ _ITS_OWN = "its own part is in its slot, too"
 
 _CALLED = "tells the caller that its call is over, if an exception hides the answer; see tests/core/test_calls_again.py"
 
+_WEIGHED = "no add has a weight here; see tests/hosts/test_weights.py"
 _HOSTS = "of several hosts, which are in tests/hosts/test_quorum_on_hosts.py"
 _DECIDED = "state == READY or progress[REACHED] != 0 or round_in(load64(base + at.DECISIONS)) >= number"
 
@@ -78,6 +79,8 @@ TOLERATED: dict[str, str] = {
     f"quorum._await_nodes: without 'progress[REACHED] != 0' in {_DECIDED}": _HOSTS,
     f"quorum._await_nodes: without 'round_in(load64(base + at.DECISIONS)) >= number' in {_DECIDED}": _HOSTS,
     "quorum.take_part: always load32(control + at.SPANS_HOSTS) == 0": _HOSTS,
+    "quorum.finish: without store64(line_of(base, me) + at.WEIGHT, 0)": _WEIGHED,
+    "rounds.steps.finish: without store64(line + at.WEIGHT, 0)": _WEIGHED,
     "quorum.finish: without record_operation(base, me, what, size)": _TOLD,
     "quorum.finish: without end_call(call)": _CALLED,
     "reduce.reduce_small: without _end(op, size, out, progress)": _CALLED,

@@ -11,7 +11,7 @@ from multiverso.hosts.rounds import roll
 from multiverso.hosts.rounds.roll import Came
 from multiverso.hosts.rounds.state import WINDOW, RoundTable, Sum
 from multiverso.layout.words import MAX_WORKERS
-from multiverso.spec.table import DTYPES
+from multiverso.spec.table import DTYPES, MOST_WEIGHT
 
 # kinds: along the chain of hosts, see rounds.py
 AT = 8  # both: how far this side is
@@ -45,7 +45,7 @@ class RoundHeader(Header):
 
     @property
     def contributions(self) -> int:
-        """Of SUM and TOTAL: how many workers' there are in it."""
+        """Of SUM and TOTAL: how many workers' there are in it, each as its weight."""
         return self.chunk
 
     @property
@@ -137,7 +137,7 @@ def check_step(table: RoundTable, header: RoundHeader, last: int) -> None:
         raise ProtocolError(
             f"the total {known} of table {header.table} is said to be known before step {step}, of {table.arrived}"
         )
-    if header.length != (size if header.contributions else 0) or header.contributions > MAX_WORKERS:
+    if header.length != (size if header.contributions else 0) or header.contributions > MAX_WORKERS * MOST_WEIGHT:
         raise ProtocolError(
             f"{header.length} bytes cannot be a sum of {header.contributions} contributions to {size} bytes"
         )

@@ -11,7 +11,7 @@ import numpy as np
 from multiverso.compiling.atomics import add32, array_at, futex_wait, load32, load64, store64
 from multiverso.compiling.declaring import Address, Data, Int, inner, kernel
 from multiverso.kernels.dense import PART, add_into, copy_into
-from multiverso.kernels.rounds.folding import NOTHING, add_one, bounds, buffer_of, slot_at, step_of
+from multiverso.kernels.rounds.folding import NOTHING, add_one, bounds, buffer_of, slot_at, step_of, weight_of
 from multiverso.kernels.waits import header_of, is_live, line_of, notify
 from multiverso.layout import words as at
 
@@ -78,7 +78,7 @@ def add_part(base, place, number, members, begins, total, lo, count):
             add_one(total, old[lo:hi], part)
         else:
             copy_into(total, part)
-        count += 1
+        count += weight_of(base, worker)
     return count
 
 

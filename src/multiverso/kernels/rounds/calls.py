@@ -10,7 +10,17 @@ from multiverso.compiling.atomics import array_at, compare_swap64, load64, store
 from multiverso.compiling.declaring import Address, Data, Int, Words, inner, kernel
 from multiverso.kernels.codes import DONE
 from multiverso.kernels.dense import add_into, copy_into, end_call, record_operation
-from multiverso.kernels.rounds.folding import CHUNKED, NOTHING, WHOLE, buffer_of, fold, push_pull_to, slot_at, step_of
+from multiverso.kernels.rounds.folding import (
+    CHUNKED,
+    NOTHING,
+    WHOLE,
+    buffer_of,
+    fold,
+    push_pull_to,
+    slot_at,
+    step_of,
+    weigh,
+)
 from multiverso.kernels.rounds.steps import (
     OPEN,
     ROUND,
@@ -29,8 +39,9 @@ from multiverso.layout import words as at
 
 
 @kernel
-def stage(base: Address, me: Int, progress: Words, delta: Data, call: Address) -> None:
-    """Puts a delta into this worker's slot: the round's first, or added to what is there."""
+def stage(base: Address, me: Int, progress: Words, delta: Data, weight: Int, call: Address) -> None:
+    """Puts a delta into this worker's slot, as the round's first or added to what is there; ``weight``: see `weigh`."""
+    weigh(base, me, progress[STAGED], weight)
     slot = slot_at(base, me, delta)
     if progress[STAGED]:
         add_into(slot, delta)
@@ -50,13 +61,14 @@ def stage_difference(base, me, local, last):
 
 
 @kernel
-def stage_rows(base: Address, me: Int, progress: Words, ids: Words, delta: Data, call: Address) -> Int:
+def stage_rows(base: Address, me: Int, progress: Words, ids: Words, delta: Data, weight: Int, call: Address) -> Int:
     """Returns the position of a bad row id, or -1 once the rows are in the slot."""
     head = header_of(base)
     columns, elements = head.columns, head.elements
     for i in range(ids.size):
         if ids[i] < 0 or ids[i] >= elements // columns:
             return i
+    weigh(base, me, progress[STAGED], weight)
     slot = slot_at(base, me, delta)
     if progress[STAGED] == 0:
         for i in range(slot.size):

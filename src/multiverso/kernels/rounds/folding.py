@@ -3,7 +3,9 @@
 
 from __future__ import annotations
 
-from multiverso.compiling.atomics import array_at, load32, prefetch_to_write, scratch, words
+import numpy as np
+
+from multiverso.compiling.atomics import array_at, load32, load64, prefetch_to_write, scratch, store64, words
 from multiverso.compiling.declaring import inner
 from multiverso.kernels.codes import DONE
 from multiverso.kernels.dense import PART, add_into, copy_into, update_in_step
@@ -35,6 +37,22 @@ def slot_address(base, worker):
     """Returns where a worker's slot begins."""
     head = header_of(base)
     return base + head.slots + worker * head.slot_stride
+
+
+@inner
+def weight_of(base, worker):
+    """What a worker's slot counts in the mean of a round."""
+    return max(np.int64(1), load64(line_of(base, worker) + at.WEIGHT))
+
+
+@inner
+def weigh(base, worker, staged, weight):
+    """A weight (0: as one) goes with what is added to a worker's slot, after what is ``staged`` there."""
+    word = line_of(base, worker) + at.WEIGHT
+    if not staged:
+        store64(word, weight)
+    elif weight > 0 or load64(word) > 0:
+        store64(word, weight_of(base, worker) + max(1, weight))
 
 
 @inner
@@ -192,7 +210,9 @@ def divide_by(values, number):
 @inner
 def _fold_update(base, update, number, chunk, ids, lo, hi, like, places):
     """An updater sees the sum of the round's slots once: one step of synchronous training."""
-    total = scratch(PART, like)
+    total, count = scratch(PART, like), np.int64(0)
+    for worker in ids:
+        count += weight_of(base, worker)
     for a in range(lo, hi, PART):
         b = min(hi, a + PART)
         part = total[: b - a]
@@ -200,7 +220,7 @@ def _fold_update(base, update, number, chunk, ids, lo, hi, like, places):
             copy_into(part, contribution(base, ids[0], number, chunk, a, b, like))
         for k in range(1, ids.size):
             add_into(part, contribution(base, ids[k], number, chunk, a, b, like))
-        update_between(base, update, number, a, b, part, ids.size, like, places, base + at.HYPER)
+        update_between(base, update, number, a, b, part, count, like, places, base + at.HYPER)
 
 
 @inner

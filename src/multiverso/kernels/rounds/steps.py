@@ -330,6 +330,7 @@ def finish(base, me, progress, what, size, call):
     store64(base + at.COMMITTED, progress[ROUND])
     line = line_of(base, me)
     store64(line + what, load64(line + what) + 1)
+    store64(line + at.WEIGHT, 0)
     store64(line + at.BYTES, load64(line + at.BYTES) + size * header_of(base).itemsize)
     progress[OPEN] = 0
     progress[CHUNK] = 0

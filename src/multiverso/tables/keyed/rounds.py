@@ -95,7 +95,9 @@ class KeyedRounds(Synchronous):
         session.adopt(rounds, number, shard)
         return rounds
 
-    def add_rows(self, ids: RowIds, delta: Array, call: Call, deadline: Deadline | None = None) -> None:
+    def add_rows(
+        self, ids: RowIds, delta: Array, call: Call, deadline: Deadline | None = None, weight: int = 0
+    ) -> None:
         """Adds to this worker's log of the round."""
         with turn(self._lock, self.access.name):
             self._refuse_in_round()

@@ -265,7 +265,7 @@ def _run(source: Source, plan: Plan, scheduler: Any) -> tuple[int, list[Life]]:
             if operation in ("add", "two", "joined"):
                 for _ in range(2 if operation == "two" else 1):
                     life.asked += 1
-                    rounds.stage(base, me, progress, delta, call)
+                    rounds.stage(base, me, progress, delta, 0, call)
             if operation in ("exchange", "joined"):
                 life.asked += 1
                 local += one
@@ -295,7 +295,7 @@ def _run(source: Source, plan: Plan, scheduler: Any) -> tuple[int, list[Life]]:
             )
         if plan.leaves_an_add[me]:
             life.asked += 1
-            rounds.stage(base, me, progress, delta, call)
+            rounds.stage(base, me, progress, delta, 0, call)
         leave()
         life.end = "left"
         world.leave(me)

@@ -279,7 +279,7 @@ def run(source: Source, plan: Plan, scheduler: Scheduler) -> int:
             if operation in ("add", "two", "joined"):
                 for _ in range(2 if operation == "two" else 1):
                     life.asked += 1
-                    rounds.stage(base, me, progress, delta, call)
+                    rounds.stage(base, me, progress, delta, 0, call)
             life.chunked = operation == "exchange"
             if operation in ("exchange", "joined"):
                 life.asked += 1
@@ -306,7 +306,7 @@ def run(source: Source, plan: Plan, scheduler: Scheduler) -> int:
         life.chunked = False
         if plan.leaves_an_add[me]:
             life.asked += 1
-            rounds.stage(base, me, progress, delta, call)
+            rounds.stage(base, me, progress, delta, 0, call)
             life.latest = -1
         rounds.leave(control, base, me, progress)  # where nothing was added it does nothing
         if life.latest:
