@@ -2,6 +2,7 @@
 
     python benchmarks/quorum.py                 # about a minute; prints JSON
     python benchmarks/quorum.py --out results.json
+    python benchmarks/quorum.py --hosts 2       # a rehearsal of two hosts, four workers each
 
 A minibatch takes as long as it is told to, by sleeping, so that neither the number of cores nor other work on the
 machine decides. It counts once its exchange has returned: then its add is in the table. The modes take turns in the
@@ -75,15 +76,29 @@ def main() -> None:
     parser.add_argument("--slowed", type=float, default=4, help="how many times as long the slow worker takes")
     parser.add_argument("--duration", type=float, default=3, help="seconds of a run")
     parser.add_argument("--repeat", type=int, default=3, help="runs of each, whose median counts")
+    parser.add_argument("--hosts", type=int, default=1)
     parser.add_argument("--out", type=Path, help="file for the JSON, too")
     options = parser.parse_args()
     limit = (options.duration + 5) * options.repeat * len(MODES) + 300
-    runs = mv.run(train_all, WORKERS, (options,), timeout_seconds=limit)
+    if options.hosts == 1:
+        runs = mv.run(train_all, WORKERS, (options,), timeout_seconds=limit)
+    else:  # a job on several hosts begins once
+        runs = [{mode: [] for mode in MODES} for _ in range(WORKERS)]
+        for seed in range(options.repeat):
+            for mode in MODES:
+                job = mv.run(train, WORKERS, (mode, seed, options), hosts=options.hosts, timeout_seconds=limit)
+                for mine, found in zip(runs, job, strict=True):
+                    mine[mode].append(found)
     slowed = 1 / options.seconds * (WORKERS - 2 + 1 / options.slowed + 1 / 1.9)
     report: dict[str, Any] = {
         "what": f"minibatches a second: {SLOW} of {WORKERS} is {options.slowed:g}x as slow, {ERRATIC} 10x in 1 of 10",
         "machine": {"python": platform.python_version(), "processor": platform.machine()},
-        "settings": {"minibatch_seconds": options.seconds, "seconds": options.duration, "repeat": options.repeat},
+        "settings": {
+            "minibatch_seconds": options.seconds,
+            "seconds": options.duration,
+            "repeat": options.repeat,
+            "hosts": options.hosts,
+        },
         "if_nobody_waited": round(slowed, 1),
         "modes": {},
     }
