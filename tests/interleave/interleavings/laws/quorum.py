@@ -286,7 +286,7 @@ def _run(source: Source, plan: Plan, scheduler: Any) -> tuple[int, list[Life]]:
                 world.leave(me)
                 return
             kept = local.copy()
-            own = [kernels._buffer_of(base, me, which) for which in (0, 1)]
+            own = [kernels.own_buffer(base, me, which) for which in (0, 1)]
             assert progress[kernels.VALUES] in own, f"worker {me} keeps what it has read where another one writes"
             life.reads.append(
                 Read(
