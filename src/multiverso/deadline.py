@@ -1,4 +1,4 @@
-"""How long something may take, and when what is done now and then is due.
+"""Deadlines, and when a repeated task is due.
 
 How long: one moment, made where a user's call comes in and handed down as it is.
 

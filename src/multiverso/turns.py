@@ -1,4 +1,4 @@
-"""What a signal's handler must not come in between: calls that do one thing at a time, and code that cannot bear it."""
+"""Keeps signal handlers out of code that does one thing at a time, or that they would break."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What wakes a thread that sleeps on descriptors."""
+"""Wakes a thread that sleeps on descriptors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How a worker's checkpoint begins: what is in the store already, and whose number is the last.
+"""Begins a worker's checkpoint: looks at what is in the store, and agrees on the last number.
 
 Each returns the last number, and whether there is something to be continued from.
 """

@@ -1,4 +1,4 @@
-"""Who has handed over what of which checkpoint: one word of each worker, which all see.
+"""Shows all workers who has handed over what of which checkpoint: one shared word for each worker.
 
 On several hosts the nodes show each other's workers these words as they do the others of their blocks.
 """

@@ -24,7 +24,7 @@ from multiverso.saying import say
 
 @dataclass(frozen=True)
 class Role:
-    """Whose state a worker resumes: its own; or one's that nobody else has, where it has none.
+    """Says whose state a worker resumes: its own, or where it has none, one that no other worker takes.
 
     Attributes:
         saved_as: whose part it takes.

@@ -17,7 +17,7 @@ _FORMAT = "multiverso checkpoint 2"
 
 
 class Generation(msgspec.Struct, frozen=True):
-    """What is in one that is whole.
+    """A generation that is whole: its files and their hashes.
 
     Attributes:
         number: counts up from 1.
@@ -95,7 +95,7 @@ def damage(store: Store, generation: Generation) -> str:
 
 
 class Receipt(msgspec.Struct, frozen=True):
-    """What a worker has written.
+    """A worker's list of the files that it has written.
 
     Attributes:
         hashes: the SHA-256 of each file that it has written, by name.

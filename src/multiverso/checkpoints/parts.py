@@ -21,7 +21,7 @@ Table = TableHandler[Any] | KeyedTable[Any]
 
 @dataclass(frozen=True)
 class Parts:
-    """What one worker puts in.
+    """One worker's part of a saved run.
 
     Attributes:
         own: this worker's alone.

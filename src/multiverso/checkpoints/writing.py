@@ -25,7 +25,7 @@ _END_SECONDS = 30.0  # for what is being written when a job is interrupted
 
 @dataclass(frozen=True)
 class Task:
-    """What a worker has handed over."""
+    """A worker's part of a checkpoint, to be written."""
 
     number: int
     packed: Packed

@@ -30,7 +30,7 @@ _PROGRAM_SECONDS = 20.0
 
 @dataclass(frozen=True)
 class Finding:
-    """What one check found.
+    """The result of one check.
 
     Attributes:
         name: What was checked.

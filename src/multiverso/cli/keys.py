@@ -1,4 +1,4 @@
-"""What of the jobs `multiverso top` shows, and what each key changes of that."""
+"""Chooses which parts of the jobs `multiverso top` shows; keys change that."""
 
 from typing import NamedTuple
 
@@ -25,7 +25,7 @@ h, ?                this help; any key leaves it"""
 
 
 class View(NamedTuple):
-    """What is shown.
+    """The part of the jobs that is shown.
 
     Attributes:
         sort: the column by which the workers are sorted; "slow": the one first that costs the others most.
@@ -48,7 +48,7 @@ class View(NamedTuple):
 
     @property
     def keys(self) -> str:
-        """What stands below: the keys, or what is typed."""
+        """Returns the last line of the screen: the keys, or the text that is being typed."""
         if self.help:
             return "any key: back"
         if self.typing:

@@ -37,7 +37,7 @@ COMBINE: dict[str, Callable[..., Array]] = {"sum": np.add, "product": np.multipl
 
 @dataclass(frozen=True)
 class Piece:
-    """What all hosts have to mean alike.
+    """The parts of a reduction that have to be equal on all hosts.
 
     Attributes:
         number: from 1, through all reductions.

@@ -92,7 +92,7 @@ class Fabric(Closing):
 
     @property
     def ends(self) -> dict[int, Peer | Loop]:
-        """What carries each link."""
+        """The peer or loop that carries each link."""
         return {**self._values, **self._loops}
 
     def _wake(self, peer: int) -> None:

@@ -37,7 +37,7 @@ def _hosts_of(workers: tuple[int, ...], order: tuple[int, ...]) -> dict[int, int
 
 @dataclass(frozen=True)
 class Roster:
-    """What a host has to know before its node begins.
+    """Everything that a host needs before its node begins.
 
     Attributes:
         host: this host's number, from 0; host 0 is the coordinator.

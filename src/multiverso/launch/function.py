@@ -37,7 +37,7 @@ Ts = TypeVarTuple("Ts")
 
 
 class RunOptions(TypedDict, total=False):
-    """What `run` takes beside the function and its arguments."""
+    """The options of `run`."""
 
     timeout_seconds: float | None
     on_failure: OnFailure

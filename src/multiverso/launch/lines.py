@@ -1,4 +1,4 @@
-"""What workers' bytes mean as lines: pure functions and two small machines."""
+"""Splits workers' output into lines: pure functions and two small state machines."""
 
 import re
 import time

@@ -14,7 +14,7 @@ from multiverso.runtime.node.node import Node
 
 
 class Watcher:
-    """What a launcher does as its workers come and go: nothing, unless it says otherwise."""
+    """Called by a launcher as its workers come and go; does nothing by default."""
 
     def started(self, worker_id: int, pid: int) -> None:
         """A worker's process has begun."""

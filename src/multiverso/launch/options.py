@@ -1,4 +1,4 @@
-"""What `multiverso run` was asked for: checked before anything is started, and what follows from it alone."""
+"""The options of `multiverso run`, checked before anything is started."""
 
 import os
 import re
@@ -17,7 +17,7 @@ from multiverso.watching.snapshot import Snapshot
 
 @dataclass(frozen=True)
 class RunOptions:
-    """What `multiverso run` was asked for.
+    """The options of `multiverso run`.
 
     Attributes:
         target: A Python script, with `module` a module's name, or any program.

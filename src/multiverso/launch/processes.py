@@ -24,7 +24,7 @@ HOW_TO_GET_MORE = "start fewer workers, or raise what limits processes, open fil
 
 @dataclass(frozen=True)
 class WorkerCommand:
-    """What to run as one worker.
+    """The command of one worker.
 
     Attributes:
         arguments: the program and its arguments.

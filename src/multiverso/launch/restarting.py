@@ -1,4 +1,4 @@
-"""What fails is started again: a whole job, or one worker of a job that continues; how often, and after what pause."""
+"""Starts a failed job again, or a failed worker of a job that continues: how often, and after what pause."""
 
 import math
 import time
@@ -17,7 +17,7 @@ _NO_TIME = 1e-3
 
 @dataclass
 class Pauses:
-    """How long to wait before something is started again, so that what fails at once does not take a core.
+    """Growing pauses before a new start, so that a program that fails at once does not take a core.
 
     Nothing after the first failure, then 0.5, 1, 2 seconds and so on, 30 at most; what has run for 10 seconds begins
     again.

@@ -17,7 +17,7 @@ Handler = Callable[[int, FrameType | None], Any] | int | None
 
 
 class Signals:
-    """What `SIGNALS` names, for one job after another; ignored from the last one's end on.
+    """Passes the signals of `SIGNALS` to one job after another, and ignores them after the last one.
 
     In the main thread of a process that is there for these jobs only.
 

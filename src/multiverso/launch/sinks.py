@@ -1,4 +1,4 @@
-"""Where the workers' output goes: each line with its worker's number, for people, notebooks and programs."""
+"""Writes the workers' output, each line with its worker's number: for people, notebooks and programs."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""What the page shows: snapshots as they come, from a launcher, a running job or a file, and who listens to them."""
+"""Takes snapshots from a launcher, a running job or a file, and hands them to the browsers that listen."""
 
 from __future__ import annotations
 

@@ -118,7 +118,7 @@ Files = Callable[[Path], None]
 
 @dataclass(frozen=True)
 class Model:
-    """What a binding knows about the model whose arrays are shared; all of it may be left out.
+    """A binding's functions to read and write the rest of the model; each may be left out.
 
     Attributes:
         values: returns the model's values, as for ``SharedParams.sync``; left out where it trains on the shared

@@ -80,7 +80,7 @@ _GRACE_SECONDS = 10.0
 
 @dataclass(frozen=True)
 class JobSpec:
-    """What was asked for.
+    """The arguments of a job.
 
     Attributes:
         call: what each does, as `multiverso.launch.outcomes.write_call` writes it.

@@ -1,4 +1,4 @@
-"""Where a job's workers run on a Ray cluster: room for all of them, set aside at once."""
+"""Reserves room on a Ray cluster for all workers of a job at once."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from multiverso.ray.nodes import START_SECONDS, Host, hosts_at, hosts_of
 
 @dataclass(frozen=True)
 class Placement:
-    """What Ray has set aside.
+    """The room that Ray has reserved.
 
     Attributes:
         hosts: the hosts, and which workers are on each.

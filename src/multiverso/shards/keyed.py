@@ -1,4 +1,4 @@
-"""What a keyed table's first bytes say of it, to a process that has no more of it mapped: the node."""
+"""Reads a keyed table's state from its first bytes, which are all that the node maps."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ from multiverso.spec.table import Partition, Places, TableSpec, chunk_of
 
 
 class WorkerProgress(Struct, frozen=True):
-    """How far one worker is in one table: in steps of rounds, and in ticks.
+    """One worker's progress in one table: in steps of rounds, and in ticks.
 
     Attributes:
         staged, folded, first_step, clock, reached: see ``layout/words.py``.
@@ -287,7 +287,7 @@ class Shard(Struct, frozen=True, dict=True):
         return load32(self.line(worker_id) + at.ENROLLED) == 1
 
     def progress(self) -> TableProgress:
-        """Who takes part, and how far each is."""
+        """Returns the members and their progress."""
         return TableProgress(
             self.spec.name or f"table {self.header['table_id']}",
             int(self.header["chunk_count"]),

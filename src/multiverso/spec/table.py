@@ -30,7 +30,7 @@ _Arrays = Annotated[int, Meta(ge=0, le=_MOST_ARRAYS)]
 
 
 class _Described(Struct, frozen=True, forbid_unknown_fields=True):
-    """What is described in messages and in files."""
+    """Base of records that are described in messages and in files."""
 
     def as_message(self) -> dict[str, Any]:
         """Returns it as JSON can carry it."""

@@ -51,7 +51,7 @@ _ROOM = 1 << 17  # for each: a size, and a deal as MessagePack, which has less t
 
 
 class SharedDeal:
-    """What workers of one host take from: memory that they share. Owner: one worker's `Dealer`."""
+    """The deal that workers of one host share, in memory. Owner: one worker's `Dealer`."""
 
     def __init__(self, session: Session) -> None:
         self._process = session.control.worker(session.worker_id).owner

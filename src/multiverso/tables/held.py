@@ -1,4 +1,4 @@
-"""What a worker holds of a table: which one it is, how it comes to be and ends, and what calls begin with."""
+"""A worker's handle of a table: opens and closes it, and begins every call."""
 
 from __future__ import annotations
 
@@ -132,7 +132,7 @@ class HeldTable(Table[TableSpec], Generic[Scalar]):
 
     @property
     def _how(self) -> Consistency:
-        """What reads and adds of this table mean."""
+        """The consistency, which reads and adds go through."""
         return self._operations.how
 
     def _ready(self, timeout_seconds: float | None) -> Deadline | None:

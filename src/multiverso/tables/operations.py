@@ -115,7 +115,7 @@ class _Record(Call):
 
 
 def _nothing(*arguments: Any) -> None:
-    """What is left to do of a call that is complete."""
+    """Does nothing: the rest of a call that is complete."""
 
 
 class _Mine(threading.local):

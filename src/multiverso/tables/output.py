@@ -1,4 +1,4 @@
-"""What a read fills and what its caller gets: often the same array, sometimes a copy in another dtype or place."""
+"""The array that a read fills and the one its caller gets: often the same, else a copy in another dtype or place."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _SIXTEEN_BITS = ("float16", "bfloat16")
 
 
 class Output(Struct, frozen=True):
-    """Where a read goes.
+    """The destination of a read.
 
     Attributes:
         flat: what a kernel fills, in the table's dtype.

@@ -1,4 +1,4 @@
-"""What rules, and nothing else, need of a table."""
+"""A table as rules use it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What every kind of table has: its description, its updater's learning rate and bounds, and the ``with`` block."""
+"""The base of every kind of table: its description, its updater's learning rate and bounds."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from multiverso.updaters import BY_NAME, Updater
 
 
 class _Named(Protocol):
-    """What every kind of table's spec has."""
+    """The common part of specs of all kinds of table."""
 
     @property
     def name(self) -> str | None: ...

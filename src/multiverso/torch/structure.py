@@ -1,4 +1,4 @@
-"""What a module consists of: what is shared, what is averaged, what only has to begin alike, what is its own."""
+"""Sorts a module's tensors: shared, averaged, only alike at the beginning, or its own."""
 
 from __future__ import annotations
 

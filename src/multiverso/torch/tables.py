@@ -65,7 +65,7 @@ _STAGED = {**_TABLE_DTYPES, torch.float32: "float32", torch.float16: "float32", 
 
 
 class _TensorHandler:
-    """What both kinds have in common: dtype and device of the tensors that are given out."""
+    """The common part of both kinds: dtype and device of the tensors that are given out."""
 
     def __init__(self, init_value: Any, dtype: Any, device: Any) -> None:
         given = init_value if isinstance(init_value, torch.Tensor) else None

@@ -1,4 +1,4 @@
-"""What the callbacks of trainers do alike: a trainer fits the model, and its steps exchange."""
+"""The common part of callbacks of trainers: a trainer fits the model, and its steps exchange."""
 
 from __future__ import annotations
 

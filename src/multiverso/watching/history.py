@@ -27,7 +27,7 @@ class Event(Struct, frozen=True):
 
 
 class Pace(Struct, frozen=True, array_like=True):
-    """What of a worker is drawn over time; see `Worker`. What is counted is its total."""
+    """A worker's figures that are drawn over time, see `Worker`; counts are totals."""
 
     id: int
     operations: float
@@ -42,7 +42,7 @@ class Pace(Struct, frozen=True, array_like=True):
 
 
 class Way(Struct, frozen=True, array_like=True):
-    """What of the way to another host is drawn over time; see `Link`."""
+    """The figures of the connection to another host that are drawn over time, see `Link`."""
 
     bytes_sent: float
     bytes_received: float

@@ -1,4 +1,4 @@
-"""What a process asks its node, one record each; ``docs/protocol.md`` says how they travel and what is answered.
+"""The requests of a process to its node, one record each; see ``docs/protocol.md`` for the answers.
 
 A request travels as a JSON object whose ``do`` names its record. Whatever a process of the same user sends, by mistake
 or on purpose, reaches the node's code as one of these records or not at all.

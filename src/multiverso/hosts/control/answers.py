@@ -77,7 +77,7 @@ class Finished(Struct, frozen=True, tag_field="about", tag="finished"):
 
 
 class Hand(Struct):
-    """What a worker of one process has been given in its last deal.
+    """The batches that one worker's process has been given in its last deal.
 
     Attributes:
         process: which one.
@@ -97,14 +97,14 @@ class Hand(Struct):
     answer: Message = {}
 
     def finish(self, number: int) -> None:
-        """It is done with as many of this deal."""
+        """Notes that the worker has finished this many batches of the deal."""
         done = max(0, min(number - self.finished, len(self.given)))
         del self.given[:done]
         self.finished += done
 
 
 class Deal(Struct):
-    """What is dealt, and to whom.
+    """An epoch's batches, and which worker has which.
 
     An answer to a question for batches has ``batches``; or ``over``; ``differs``: what the others asked for; or
     ``lost``: the worker that died with a batch.
@@ -210,7 +210,7 @@ class Deal(Struct):
         return {"batches": batches} if batches else {}
 
     def _at_the_end(self, worker: int, question: Batches, most: int) -> Message | list[int]:
-        """All have been dealt. Batches of workers that are gone are dealt again; the end waits for those in work."""
+        """Answers once all batches are dealt: deals those of gone workers again, and waits for those in work."""
         works = []
         for other, hand in sorted(self.hands.items()):
             if other == worker or hand.begun != self.number or not hand.given:

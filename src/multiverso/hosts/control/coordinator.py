@@ -1,4 +1,4 @@
-"""What the first host's node decides for a job on several: who is there, tables, barriers, the end.
+"""The first host's node decides for a job on several: members, tables, barriers and the end.
 
 A state machine without sockets, threads and clocks: a report of a host goes in, orders to hosts come out. They are the
 records of ``messages.py``. Each host's reports come in the order in which it sent them, and it gets its orders in the
@@ -221,7 +221,7 @@ class Coordinator:
         return [(host, Refuse(self._options))]
 
     def _note_workers(self, host: int, report: Workers) -> list[ToHost]:
-        """What a host's workers do: the others' mirrors show it."""
+        """Passes on what a host's workers do, for the mirrors of the others."""
         own = self._roster.workers_of(host)
         lines = [line for line in report.workers if line.worker_id in own]
         has_come_or_gone = is_lost = False  # else the others may hear of it a little later
@@ -241,7 +241,7 @@ class Coordinator:
         return orders + self._hand_round() + self._answers(self._desk.note(lines))
 
     def _note_clocks(self, host: int, report: Clocks) -> list[ToHost]:
-        """How far a host's workers are: others' reads wait for it."""
+        """Passes on the clocks of a host's workers, for which reads on other hosts wait."""
         own = self._roster.workers_of(host)
         tables = {
             number: {worker: line for worker, line in lines.items() if worker in own}

@@ -1,4 +1,4 @@
-"""What the coordinator knows of each host."""
+"""The coordinator's records of the hosts."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from multiverso.hosts.control.messages import Address, Line, Order, ToHost
 
 @dataclass
 class KnownHost:
-    """What is known of one host.
+    """The coordinator's record of one host.
 
     Attributes:
         address: where its copies are reached, once its node has begun.

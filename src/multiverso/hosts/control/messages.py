@@ -60,7 +60,7 @@ class Publication(Struct, forbid_unknown_fields=True):
 
 
 class HostFacts(Struct, forbid_unknown_fields=True):
-    """What the others are to know of a host.
+    """Facts about a host that it tells the others.
 
     Attributes:
         busy_seconds: for how long its busiest way to another host was busy.
@@ -74,7 +74,7 @@ class HostFacts(Struct, forbid_unknown_fields=True):
 
 
 class Note(Struct, forbid_unknown_fields=True):
-    """What a host knows of a worker's process, and what that has done with each table.
+    """A host's figures of a worker's process, and of its operations on each table.
 
     Attributes:
         logged: the step and the values that it has given to `mv.log`.
@@ -129,13 +129,13 @@ class Line(Struct, array_like=True, forbid_unknown_fields=True):
 
 
 class Workers(_Message):
-    """What workers do, of the host that says so; or of all hosts, of what has changed."""
+    """The state of the sending host's workers; from the coordinator, of all workers that have changed."""
 
     workers: list[Line]
 
 
 class Clocks(_Message):
-    """How far workers are in tables with a bound, whose adds up to there are at the homes."""
+    """Workers' clocks in tables with a bound; their adds up to these clocks are at the homes."""
 
     tables: Reached
 
@@ -245,7 +245,7 @@ class Gone(_Message):
 
 
 class Peers(_Message):
-    """Where all hosts are reached; None of one that was lost before it came. The higher of two connects."""
+    """The addresses of all hosts; None for one that was lost before it came. The higher of two connects."""
 
     addresses: list[Address | None]
 

@@ -1,4 +1,4 @@
-"""How the coordinator has tables made, and ended, on all hosts: which step each is at, and who has still to do it.
+"""Makes and ends tables on all hosts, step by step: which step each table is at, and which hosts still have to do it.
 
 A table comes to be in steps, each begun when all hosts have done the one before: *ask* (by order: all hosts whose
 workers live; by name: the first), *make* (memory, all zero, into which the workers whose initial value counts write,
@@ -170,7 +170,7 @@ class TableSteps:
         return bool(creation.asked) and (key[0] != _ORDER or concerned <= creation.asked.keys())
 
     def _decide(self, key: Key, creation: _Creation) -> list[ToHost]:
-        """All that have to ask have asked: for the same thing?"""
+        """Decides, once all that have to ask have asked, whether they have asked for the same table."""
         first = min(creation.asked)
         asked = creation.asked[first]
         if any(other.spec != asked.spec or other.mode != asked.mode for other in creation.asked.values()):

@@ -1,1 +1,1 @@
-"""What outlives a connection to another node: messages, each exactly once and in order, and the frames of tables."""
+"""Connections to other nodes that are made again when they are cut; frames over them arrive once and in order."""

@@ -116,7 +116,7 @@ class Conversation(Stream):
         return found
 
     def accept(self, header: Header) -> memoryview | None:
-        """As that of any messages; what no node sends ends the conversation."""
+        """Checks a header as `Stream.accept` does; a header that no node sends ends the conversation."""
         if header.flags & ENDS and not header.number and header.length <= _LONGEST_WHY:
             return memoryview(bytearray(header.length)) if header.length else NOTHING
         try:

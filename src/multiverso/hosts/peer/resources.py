@@ -1,4 +1,4 @@
-"""What frames cost: memory, which is used again, and time, of which a node takes little from its workers.
+"""Limits the cost of frames: memory is reused, and a node takes little processor time from its workers.
 
 A fresh megabyte costs more than what is done to it.
 """

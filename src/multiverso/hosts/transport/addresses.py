@@ -1,4 +1,4 @@
-"""Where a host is reached by the others, unless given: the addresses of its network devices."""
+"""Finds the address by which other hosts reach this one: that of a network device, unless it is given."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ class RefusedError(StartupError, ConnectionError):
 
 
 class Channel:
-    """What the fabric and the control plane need of a connection. All of it raises OSError when that has ended.
+    """A connection as peers use it. Every method raises OSError once the connection has ended.
 
     How bytes are sent and received is a transport's own: `Plain` here, and `Encrypted` in ``tls.py``.
     """

@@ -47,7 +47,7 @@ HANDSHAKE_SECONDS = 10.0
 
 @dataclass(frozen=True)
 class Hello:
-    """What a node says of itself.
+    """A node's introduction.
 
     Attributes:
         host: its number.

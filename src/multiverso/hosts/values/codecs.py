@@ -1,4 +1,4 @@
-"""How a difference is coded in a frame. What a format leaves out stays in V - S and goes with the next frame.
+"""Codes differences in frames. The part that a format leaves out stays in V - S and goes with the next frame.
 
 That is error feedback (Seide et al. 2014, "1-Bit Stochastic Gradient Descent"; Karimireddy et al. 2019,
 arXiv:1901.09847) with no buffer of its own: sums are exact in the end, whatever the format. Barriers, initial values

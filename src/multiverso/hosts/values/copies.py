@@ -70,7 +70,7 @@ def rehomed(homes: list[int], live: list[int]) -> list[int]:
 
 
 class Copy:
-    """What the links do to this host's copy of a table. One thread at a time for each chunk and link.
+    """This host's copy of a table, as the links change it. One thread at a time for each chunk and link.
 
     Args:
         shard: the table, all of it mapped.
@@ -157,7 +157,7 @@ class Copy:
 
 
 class Changes:
-    """How often a table of this host has changed, and by whom: its workers, or a peer's pushes.
+    """Counts how often a table of this host was changed by its workers, and by each peer's pushes.
 
     Args:
         read: asks the table how often this host's workers have changed it; None where ``version`` is only set.

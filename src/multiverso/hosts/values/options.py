@@ -1,4 +1,4 @@
-"""How a job's tables travel between its hosts: the arguments of `init` about that, checked; and what cannot be done."""
+"""Checks the arguments of `init` about the exchange between hosts, and refuses what it cannot do."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""What all workers do together, on sessions: reductions, agreements, locks."""
+"""Collective operations of sessions: reductions, agreements, locks."""

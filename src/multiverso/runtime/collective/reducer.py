@@ -1,4 +1,4 @@
-"""All workers of a host reduce arrays together, in shared memory: the process side of ``kernels.reduce``."""
+"""Reduces arrays of all workers of a host in shared memory: the process side of ``kernels.reduce``."""
 
 from __future__ import annotations
 

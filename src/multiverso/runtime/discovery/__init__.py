@@ -1,1 +1,1 @@
-"""How a process finds its job: from its environment, or by meeting the job's other hosts."""
+"""Finds a process's job: from its environment, or by meeting the job's other hosts."""

@@ -28,7 +28,7 @@ _MPICH_STARTERS = ("hydra_pmi_proxy", "hydra_bstrap_pr", "pmi_proxy", "mpiexec.g
 
 @dataclass(frozen=True)
 class JobInfo:
-    """What the environment says about this worker and its job.
+    """A worker and its job, as the environment describes them.
 
     Attributes:
         worker_id: this worker's number, from 0 to `workers_num` - 1.

@@ -1,4 +1,4 @@
-"""What Slurm says of a step's hosts and tasks, in a compressed form of its own: read, and checked against itself."""
+"""Reads Slurm's compressed lists of a step's hosts and tasks, and checks them against each other."""
 
 from __future__ import annotations
 

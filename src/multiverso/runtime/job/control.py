@@ -16,7 +16,7 @@ from multiverso.memory.words import bump_and_wake, load32, load64, store32, stor
 
 
 class Wait(Struct, frozen=True):
-    """What a worker waits for.
+    """A worker's wait.
 
     Attributes:
         kind, table, stage, target: see ``layout/words.py``.
@@ -44,7 +44,7 @@ class Wait(Struct, frozen=True):
 
 
 class WorkerState(Struct, frozen=True):
-    """What one worker's block of the control segment says."""
+    """The contents of one worker's block of the control segment."""
 
     worker_id: int
     pid: int
@@ -71,7 +71,7 @@ class WorkerState(Struct, frozen=True):
 
     @property
     def has_left(self) -> bool:
-        """It has left in order, or its node has seen that it did."""
+        """Whether it has left in order, by its own word or its node's."""
         return self.participation == at.LEFT or self.liveness == at.GONE
 
     @property

@@ -1,4 +1,4 @@
-"""What workers say of their training, in memory that `multiverso top` sees: the last values of each."""
+"""Keeps the last values that each worker has logged of its training, in memory that `multiverso top` reads."""
 
 from __future__ import annotations
 

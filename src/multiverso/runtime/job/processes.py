@@ -1,4 +1,4 @@
-"""What a host knows of processes: who has started them, and of its workers' what they are, use and say (`mv.log`)."""
+"""Reads facts about processes: who has started them, and of workers their program, usage and log (`mv.log`)."""
 
 from __future__ import annotations
 

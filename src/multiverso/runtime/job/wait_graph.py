@@ -1,4 +1,4 @@
-"""Who waits for whom: read from shared memory, then pure functions over it.
+"""The graph of waits: read from shared memory, then pure functions over it.
 
 From the same facts come the error after a deadline, the warning after ten seconds, the answer to SIGUSR1 and
 `multiverso top`, and the discovery that nobody can continue.

@@ -93,7 +93,7 @@ class Catalogue:
         return {number: p.shard for number, p in list(self._pieces.items()) if p.shard is not None}
 
     def wait_graph(self) -> WaitGraph:
-        """Who is there, and how far in which table."""
+        """Returns the members, and their progress in each table."""
         pieces = [piece for piece in list(self._pieces.values()) if piece.shard is None]
         memories = {p.number: range(p.head.address, p.head.address + p.head.size) for p in pieces}
         return read_wait_graph(self._control, self.shards, memories)

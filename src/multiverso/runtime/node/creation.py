@@ -1,4 +1,4 @@
-"""How tables come to be, by order (collective) or by name (create or attach), whose initial value counts, and the end.
+"""Creates tables, by order (collective) or by name (create or attach), has them initialised, and frees them.
 
 Where reads wait for others (rounds, clocks) a table that has a name is made by order, too, or whoever opens it late
 would be in fewer rounds, unseen. Its name attaches a worker that has it to it once more, and one in a dead one's place.
@@ -252,7 +252,7 @@ class Creations:
             self._next_turn(creation)
 
     def _ask(self, creation: Creation) -> None:
-        """All whom it concerns on this host have asked."""
+        """Asks the other hosts, once all workers of this one that have to ask have asked."""
         creation.step = "ask"
         waiting = sorted(creation.waiting)
         first = creation.waiting[waiting[0]]
@@ -325,7 +325,7 @@ class Creations:
         asked.connection.reply(asked.request.id, {"turn": True, "clear": clear, "of": max(1, count), "last": last})
 
     def _report_made(self, creation: Creation, error: MultiversoError | None = None) -> None:
-        """It is made and written, or cannot be."""
+        """Reports that it is made and written, or cannot be."""
         creation.step, failed = "join", None
         if error is not None:
             where = "" if self._is_ours(creation.key) else f"{self.exchange.name}: "
@@ -333,7 +333,7 @@ class Creations:
         self._report(Done(creation.key, "make", failed))
 
     def _finish(self, key: Key) -> None:
-        """It is ready."""
+        """Answers the workers: it is ready."""
         creation = self._creations.pop(key, None)
         if creation is None:
             return

@@ -1,4 +1,4 @@
-"""How the node notices a worker's death, or its leaving: it sleeps on the mutex that the worker holds for its life.
+"""Notices a worker's death, or its leaving: a thread sleeps on the mutex that the worker holds for its life.
 
 The worker's side is ``liveness.py``. The kernel releases a robust mutex when its owner's process ends, however it ends,
 and wakes whatever sleeps on it, within a millisecond. A worker that does not hold its mutex yet is known by its

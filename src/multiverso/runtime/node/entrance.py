@@ -1,4 +1,4 @@
-"""Where processes of this host come to the node: who is let in, and who has to prove that it is one of ours."""
+"""Lets processes of this host in, and decides which have to prove that they are this user's."""
 
 from __future__ import annotations
 

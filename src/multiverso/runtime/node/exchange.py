@@ -1,4 +1,4 @@
-"""What a node asks of the exchange of tables' values between hosts, as a job on one has it."""
+"""The interface of the exchange of values between hosts, implemented for one host."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from multiverso.runtime.node.catalogue import Piece
 
 
 class Exchange:
-    """What moves a table's values between hosts, as a job on one has it; on several, `ExchangedTables` does.
+    """Moves a table's values between hosts: of a job on one, nothing. `ExchangedTables` is for several.
 
     Attributes:
         several: whether there are other hosts.

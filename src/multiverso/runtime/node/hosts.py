@@ -1,4 +1,4 @@
-"""What a node asks of its job's hosts, as a job on one answers it; on several, `several_hosts.other_hosts` does."""
+"""The interface of a node to its job's hosts, implemented for one; for several see `several_hosts.other_hosts`."""
 
 from __future__ import annotations
 

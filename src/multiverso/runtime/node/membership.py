@@ -1,4 +1,4 @@
-"""Who is in the job: numbers given out and taken back, the common start, and one run with its memory after another."""
+"""The members of a job: gives out numbers and takes them back, starts all together, and begins new runs."""
 
 from __future__ import annotations
 
@@ -149,7 +149,7 @@ class Membership:
         self._agreed = False  # whether all hosts' first workers have come with the same options
 
     def _restart(self) -> None:
-        """All workers have left, and call `init` again: nothing of the last job is left."""
+        """Begins a new run with fresh memory: all workers have left, and call `init` again."""
         old = self.memory
         if self._hosts.replaces:
             self._missed |= set(self.control.lost()) - self._hosts.ended
@@ -222,7 +222,7 @@ class Membership:
         self._admit(connection, request, worker_id)
 
     def _is_new_run(self, wish: int | None) -> bool:
-        """All have gone; but one that comes after another's death at the start is still of the same run."""
+        """Returns whether all have gone; one that comes after another's death at the start is still of the same run."""
         if self.workers_num is None or self.attached or not self.had_workers:
             return False
         return not self.control.lost() or self._numbers.free(wish) is None

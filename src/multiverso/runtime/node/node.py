@@ -32,7 +32,7 @@ from multiverso.wire import messages
 
 
 class Mailbox:
-    """What the node's thread is to do. Any thread posts. Owner: the node's maker opens and closes it."""
+    """The tasks of the node's thread. Any thread posts. Owner: the node's maker opens and closes it."""
 
     def __init__(self) -> None:
         self._posted: queue.SimpleQueue[Any] = queue.SimpleQueue()

@@ -1,4 +1,4 @@
-"""What the node does for each request of a process on its host: for its status, as JSON can carry it, too."""
+"""Answers the requests of processes on the node's host, and returns its status as JSON can carry it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a session has of its job's memory, opened, closed and left; and the objects by which a program holds tables."""
+"""Opens and closes a session's parts of the job's memory, and lists the program's handles of tables."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from multiverso.wire.requests import Close, Create, Initialised, MemoryRequest, 
 
 
 class Handle(Protocol):
-    """What a session asks of such an object."""
+    """A program's handle of a table, as its session uses it."""
 
     def _flush_until(self, deadline: Deadline) -> None: ...
     def _raise_if_unsent(self) -> None: ...
@@ -35,7 +35,7 @@ class Handle(Protocol):
 
 
 class Handles:
-    """All of a session's. Any thread may look; a signal's handler may come between any two steps.
+    """A session's handles. Any thread may look; a signal's handler may come between any two steps.
 
     Attributes:
         making: held while an object is made or closed: threads that open one table at once share its calls, and its
@@ -47,7 +47,7 @@ class Handles:
         self._of: dict[str, list[Handle]] = {}
 
     def __iter__(self) -> Iterator[Handle]:
-        """All that are open, in the order in which their tables were made."""
+        """Yields all that are open, in the order in which their tables were made."""
         return iter([handle for handles in list(self._of.values()) for handle in list(handles)])
 
     def of(self, table: str) -> list[Handle]:
@@ -156,7 +156,7 @@ class Holdings:
         return number, shard
 
     def _others(self) -> list[int] | None:
-        """Whose clocks one that takes a dead worker's place begins with; None for any other."""
+        """Returns the workers with whose clocks a replacement begins; None for any other worker."""
         session = self._session
         if not session.incarnation:
             return None

@@ -29,7 +29,7 @@ _STOPPED = "Tt"
 
 
 class Silence:
-    """What has been seen of the processes that hold a node's socket.
+    """The last look at the processes that hold a node's socket.
 
     Args:
         address: the node's.

@@ -1,4 +1,4 @@
-"""What nodes and publishers of this host say of themselves to whoever asks."""
+"""Asks the nodes and publishers of this host for their status."""
 
 from __future__ import annotations
 

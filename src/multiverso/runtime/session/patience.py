@@ -1,4 +1,4 @@
-"""How a worker waits: what it looks at between two slices of half a second, and which of its threads wait.
+"""Waits in slices of half a second: what a worker looks at between two, and which of its threads wait.
 
 At each look: is anyone lost, is it time to give up?
 """

@@ -1,4 +1,4 @@
-"""What differs for a worker whose process has taken the place of one that died: the others are ahead of it."""
+"""Brings a worker in a dead one's place to where the others are."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a session's parts need of it, so that each can be read without the others: they know this, and not `Session`."""
+"""The interface of a session to its own parts: they know this, and not `Session`."""
 
 from __future__ import annotations
 

@@ -57,7 +57,7 @@ class HostBarriers:
     # -- what the coordinator orders -------------------------------------------------------------------------
 
     def take(self, order: Take) -> None:
-        """All hosts have settled: takes what the others have brought, and lets this host's workers go."""
+        """Takes the others' values, as all hosts have settled, and releases this host's workers."""
         barrier = order.barrier
 
         def take() -> None:
@@ -72,7 +72,7 @@ class HostBarriers:
         self._here.put(lambda: self._settle(lambda: order))
 
     def gathered(self, order: Gather) -> None:
-        """All have brought what this host has asked for: takes it, and says so to its workers."""
+        """Takes the values that this host has asked for, as all have brought them, and tells its workers."""
         self._here.do(self._tables.take_all, lambda: self._here.control.note_gathered(order.number))
 
     # -- in the thread that moves values -------------------------------------------------------------------------------

@@ -75,7 +75,7 @@ class Clocks:
         self._here.control.notify()
 
     def forget(self, number: int) -> None:
-        """It is about to leave."""
+        """Notes that a worker is about to leave."""
         with self._lock:
             self._tables.discard(number)
             self._reported.pop(number, None)

@@ -122,7 +122,7 @@ class OtherHosts(Hosts):
         self._post, self._node = post, address
 
     def begin(self, control: Control, catalogue: Catalogue, fixed: bool) -> Creations:
-        """From here on this host's workers are reported, and remote ones shown in its memory. Called once."""
+        """Begins to report this host's workers, and to show remote ones in its memory. Called once."""
         fabric = self.fabric
         control.span_hosts()
         self.control = control

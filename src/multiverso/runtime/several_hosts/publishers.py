@@ -1,4 +1,4 @@
-"""What is published and followed on this host, for those who look at the job from another one."""
+"""Reports the publications of this host to those who look at the job from another one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a node does for an all_reduce of the workers of several hosts.
+"""A node's part in an all_reduce of the workers of several hosts.
 
 Its workers put their parts side by side into memory of this host and say so; the node combines them, exchanges the
 result with the other nodes, and says in that memory which pieces are done. What decides is `hosts.combining`. No thread

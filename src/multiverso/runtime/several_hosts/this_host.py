@@ -1,4 +1,4 @@
-"""What the parts of a node in a job on several hosts share: its memory, its ways to the other hosts, and its threads.
+"""The state that the parts of a node on several hosts share: its memory, its connections and its threads.
 
 One of these moves tables' values between hosts, one task after another.
 """
@@ -50,7 +50,7 @@ class ThisHost:
 
     @property
     def name(self) -> str:
-        """What errors call it."""
+        """Its name in errors."""
         return self.roster.names[self.roster.host]
 
     # -- threads ---------------------------------------------------------------------------------------------
@@ -94,7 +94,7 @@ class ThisHost:
         self._tasks.put(None)
 
     def move(self) -> None:
-        """What that thread does."""
+        """Runs the thread's tasks."""
         while (task := self._tasks.get()) is not None:
             if not self.closing.is_set():
                 self._run(task)

@@ -42,7 +42,7 @@ class _Mine(threading.local):
 
 
 class KeyedCalls:
-    """What this worker does with a keyed table. Owner: the table of its session that was made first.
+    """This worker's calls on a keyed table. Owner: the table of its session that was made first.
 
     A worker has one undo slot, so it makes one call at a time, whatever its threads ask for. An add or a removal that
     raised with a part of it done is finished before anything else is (`settle`), and recognised when its thread makes
@@ -364,7 +364,7 @@ class KeyedCalls:
 
     @property
     def what(self) -> str:
-        """What a wait is for, in words."""
+        """The thing that a wait is for, in words."""
         return f"a row of the {self._spec}"
 
     def full(self) -> OutOfMemoryError:

@@ -1,4 +1,4 @@
-"""What a keyed table holds: in batches, and as files, whole, since the last time, and for other programs."""
+"""Gives out a keyed table's contents: in batches, and as files, whole, incremental, or for other programs."""
 
 from __future__ import annotations
 

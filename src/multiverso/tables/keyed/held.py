@@ -1,4 +1,4 @@
-"""What a worker holds of a keyed table: which one it is, how it is opened and closed."""
+"""A worker's handle of a keyed table: opens and closes it."""
 
 from __future__ import annotations
 

@@ -239,7 +239,7 @@ _MOST_SKIPPED = 64
 
 
 class Growth:
-    """What this worker has got ready of a table. Owner: its ``KeyedCalls``, under its lock."""
+    """Gets a table's memory ready for this worker. Owner: its ``KeyedCalls``, under its lock."""
 
     def __init__(self, memory: KeyedMemory, row_bytes: int) -> None:
         self._memory, self._row_bytes = memory, row_bytes

@@ -1,4 +1,4 @@
-"""How far a call on a keyed table is that raises, so that the same call again does the rest, and nothing twice.
+"""Records the progress of a call on a keyed table, so that the same call after an exception does the rest once.
 
 The rule is that of all tables (``docs/decisions/0045-a-call-that-raised.md``). What a kernel has done stands in arrays
 that it writes in one step with its effects: the row of each key that was admitted, whether each key was removed; and in

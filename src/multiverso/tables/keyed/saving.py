@@ -25,7 +25,7 @@ _FORMAT = "multiverso keyed table 1"
 
 
 class Content(Struct, frozen=True):
-    """What a table holds, or what has changed in it.
+    """A table's contents, or those that have changed.
 
     Attributes:
         keys: (n,), sorted.

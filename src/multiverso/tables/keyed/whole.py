@@ -1,4 +1,4 @@
-"""All of a keyed table, a segment at a time, while others add and remove: its counts, its entries, its soundness."""
+"""Goes through a whole keyed table, a segment at a time, while others add and remove: counts, entries, checks."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _SEGMENT_ENTRIES = layout.BUCKETS * layout.ENTRIES
 
 
 class KeyedPasses:
-    """What goes through a whole table. Owner: the table.
+    """Passes over a whole table. Owner: the table.
 
     Args:
         session: the worker's.

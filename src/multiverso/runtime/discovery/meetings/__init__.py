@@ -1,1 +1,1 @@
-"""How the hosts of a job find each other: over MPI, in Slurm, or by the store of torchrun."""
+"""Meetings of a job's hosts: over MPI, in Slurm, or by the store of torchrun."""

@@ -1,4 +1,4 @@
-"""What comes of a meeting of a job's hosts, and what the three ways to meet have in common."""
+"""The result of a meeting of a job's hosts, and the common part of the three ways to meet."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _BEFORE_SECONDS, _LOOK_SECONDS = 15.0, 0.05
 
 @dataclass(frozen=True)
 class Met:
-    """What a worker has learnt of its job.
+    """A worker's knowledge of its job after a meeting.
 
     Attributes:
         key: equal in all workers of this host, and different on other hosts.

@@ -65,7 +65,7 @@ def meet_over_mpi(job: JobInfo, number: int, timeout_seconds: float) -> Met:
 
 
 def _card(job: JobInfo) -> dict[str, Any]:
-    """What the others have to know of this worker: its place, and how its host is called and reached."""
+    """Returns this worker's place, and its host's name and addresses, for the others."""
     name = socket.gethostname()
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text()
