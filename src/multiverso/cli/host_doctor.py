@@ -17,6 +17,7 @@ from typing import Any
 from multiverso.cli.doctor import Finding, State
 from multiverso.deadline import Deadline
 from multiverso.errors import StartupError
+from multiverso.launch.processes import end_process
 from multiverso.launch.ssh import addresses_of, checked_names, checked_ssh, command_line
 
 _START_SECONDS = 60.0
@@ -115,11 +116,7 @@ class Probe:
     def __exit__(self, *error: object) -> None:
         self._answers.close()
         self._way.close()
-        try:
-            self._process.wait(5)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
+        end_process(self._process, 5.0)
         assert self._process.stderr is not None
         self._process.stderr.close()
 

@@ -113,6 +113,15 @@ def signal_name(number: int) -> str:
         return f"signal {number}"
 
 
+def end_process(process: subprocess.Popen[bytes], seconds: float) -> None:
+    """Waits for a process that is about to end; kills it where it does not in that time."""
+    try:
+        process.wait(seconds)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+
+
 class Guard:
     """The process that ends what the job leaves behind (see `_guard`); use it as a context manager.
 
@@ -152,11 +161,7 @@ class Guard:
     def __exit__(self, *error: object) -> None:
         """Has it sweep, and waits until it has."""
         self.leave()
-        try:
-            self._process.wait(_GUARD_SECONDS)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
+        end_process(self._process, _GUARD_SECONDS)
 
     def leave(self) -> None:
         """Closes this process's end of the pipe: the guard sweeps when all have."""

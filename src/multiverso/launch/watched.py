@@ -19,7 +19,7 @@ import msgspec
 from msgspec.structs import replace
 
 from multiverso.in_process import Closing
-from multiverso.launch.processes import signal_name
+from multiverso.launch.processes import end_process, signal_name
 from multiverso.launch.results import JobResult
 from multiverso.page.address import address_of, check_installed, new_file, new_listener, new_token
 from multiverso.runtime.node.node import Node
@@ -97,11 +97,7 @@ class Page:
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)  # whoever else has this end, by a fork
         self._socket.close()
-        try:
-            self._process.wait(_END_SECONDS)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
+        end_process(self._process, _END_SECONDS)
 
 
 class Watch(Closing):

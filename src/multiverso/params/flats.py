@@ -9,9 +9,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from multiverso.errors import SnapshotError
 from multiverso.params.rows import RowExchange
-from multiverso.params.values import shared_dtype
+from multiverso.params.values import check_alike, shared_dtype
 from multiverso.rules import Rule, share
 from multiverso.rules.averaging import share_of_difference, take_centre
 from multiverso.rules.shared import Shared
@@ -43,12 +42,7 @@ class Flat:
     def check(self, state: dict[str, Any], left: Sequence[dict[str, Any]] = ()) -> None:
         """Raises SnapshotError unless `restore` can take the states."""
         self.shared.state()  # raises where an exchange has to be finished first
-        saved = state["local"]
-        if saved.shape != self.local.shape or saved.dtype != self.local.dtype:
-            raise SnapshotError(
-                f"{saved.size} numbers of {saved.dtype} were saved where this model has {self.local.size} of "
-                f"{self.local.dtype}: make it as it was made before the save. Nothing was changed"
-            )
+        check_alike(state["local"], self.local)
         self.shared.check_state(state["rule"], [each["rule"] for each in left])
 
     def restore(self, state: dict[str, Any], left: Sequence[dict[str, Any]] = ()) -> None:

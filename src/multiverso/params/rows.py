@@ -19,8 +19,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from multiverso.errors import SnapshotError
 from multiverso.kernels import row_cache as kernels
+from multiverso.params.values import check_alike
 from multiverso.rules import Rule
 from multiverso.runtime import Session
 from multiverso.spec.table import Initial
@@ -191,13 +191,7 @@ class RowExchange:
 
     def check(self, state: dict[str, Any], left: Sequence[dict[str, Any]] = ()) -> None:
         """Raises SnapshotError unless `restore` can take the state."""
-        saved = state["local"]
-        if saved.shape != self.local.shape or saved.dtype != self.local.dtype:
-            raise SnapshotError(
-                f"a matrix of shape {saved.shape} and {saved.dtype} was saved where this model has "
-                f"{self.local.shape} of {self.local.dtype}: make it as it was made before the save. Nothing was "
-                "changed"
-            )
+        check_alike(state["local"], self.local)
 
     def restore(self, state: dict[str, Any], left: Sequence[dict[str, Any]] = ()) -> None:
         """Continues from what `state` returned, once the table has its values; ``left``: of those that do not."""

@@ -134,6 +134,15 @@ class Model:
     write: Callable[[list[Array], Parts], None] = lambda *_: None
 
 
+def check_alike(saved: Array, here: Array) -> None:
+    """Raises SnapshotError unless saved values have the shape and dtype of those of this model."""
+    if saved.shape != here.shape or saved.dtype != here.dtype:
+        raise SnapshotError(
+            f"{saved.dtype} of shape {saved.shape} was saved where this model has {here.dtype} of shape {here.shape}: "
+            "make it as it was made before the save. Nothing was changed"
+        )
+
+
 def check_unshared(saved: Sequence[Array], now: Sequence[Any]) -> None:
     """Raises SnapshotError unless what stays with each worker has the shapes and dtypes that it was saved with."""
     before, kinds = ([(tuple(value.shape), str(value.dtype)) for value in values] for values in (saved, now))
