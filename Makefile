@@ -102,6 +102,7 @@ pythons: ## the core, launch and torch tests under every Python from 3.11 that i
 	@LIGHT="$(LIGHT)" RETRY="$(RETRY)" VERSIONS="$(VERSIONS)" TESTS="$(TESTS)" bash scripts/pythons.sh $(PYTEST_ARGS)
 
 interrupts: .venv/.full ## 10,000 signals in each operation and mode, beside a twin without any (NUMBER=10000, SEED=1)
+	MULTIVERSO_TEST_WHOLE=1 $(BIN)/python -m pytest -q tests/interrupts
 	$(BIN)/python tests/interrupts --number $(or $(NUMBER),10000) --seed $(or $(SEED),1) $(ARGS)
 
 programs: .venv/.full ## random synchronous programs, killed and resumed, on one host and several: always the same bits (NUMBER=100, SEED=1)
