@@ -276,19 +276,22 @@ def _leaks(before: Held, after: Held) -> list[str]:
 KEPT: list[Held] = []  # what was held after the last test, and is before the next one: to look takes milliseconds
 
 
-@pytest.hookimpl(wrapper=True)
-def pytest_fixture_setup(fixturedef: pytest.FixtureDef[Any]) -> Generator[None, Any, Any]:
-    """Lets the next test look anew where several tests share what is made here."""
-    made = yield
-    if fixturedef.scope != "function":
-        KEPT.clear()
-    return made
+class Shared:
+    """Lets the next test look anew where something has been made or ended that several tests share.
 
+    A plugin of its own: pytest does not tell a folder's conftest of the fixtures of a whole session.
+    """
 
-def pytest_fixture_post_finalizer(fixturedef: pytest.FixtureDef[Any]) -> None:
-    """Lets the next test look anew where several tests have shared what is gone now."""
-    if fixturedef.scope != "function":
-        KEPT.clear()
+    @pytest.hookimpl(wrapper=True)
+    def pytest_fixture_setup(self, fixturedef: pytest.FixtureDef[Any]) -> Generator[None, Any, Any]:
+        try:
+            return (yield)
+        finally:
+            self.pytest_fixture_post_finalizer(fixturedef)
+
+    def pytest_fixture_post_finalizer(self, fixturedef: pytest.FixtureDef[Any]) -> None:
+        if fixturedef.scope != "function":
+            KEPT.clear()
 
 
 @pytest.fixture(autouse=True)
@@ -392,6 +395,7 @@ def pytest_keyboard_interrupt() -> None:
 def pytest_sessionstart(session: pytest.Session) -> None:
     """Keeps the session for the hook of Ctrl-C, which is not told."""
     SESSIONS.append(session)
+    session.config.pluginmanager.register(Shared())
 
 
 def pytest_collection_finish() -> None:

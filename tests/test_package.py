@@ -191,6 +191,9 @@ def test_the_site_of_a_version_is_built_with_no_environment_on_path(tmp_path: Pa
 
 LEAKS = """
 import mmap, os, socket, subprocess, threading
+
+import pytest
+
 kept = []
 
 def test_orphan():
@@ -221,15 +224,26 @@ def test_clean():
         one.bind("\\0multiverso-clean")
     threading.Timer(0.2, print).start()
     subprocess.run(["true"], check=True)
+
+@pytest.fixture(scope="session")
+def shared():
+    with subprocess.Popen(["sleep", "600"]) as process:
+        yield
+        process.kill()
+
+def test_what_several_tests_share_stays(shared):
+    pass
 """
 
 
 def test_the_net_catches_whatever_a_test_leaves_behind(tmp_path: Path) -> None:
     net = (ROOT / "tests/conftest.py").read_text()
-    (tmp_path / "conftest.py").write_text(net.replace("SETTLE_SECONDS = 30.0", "SETTLE_SECONDS = 1.0"))
-    (tmp_path / "test_leaks.py").write_text(LEAKS)
+    (tests := tmp_path / "tests").mkdir()  # not pytest's root, as in this repository
+    (tmp_path / "pytest.ini").write_text("[pytest]\n")
+    (tests / "conftest.py").write_text(net.replace("SETTLE_SECONDS = 30.0", "SETTLE_SECONDS = 1.0"))
+    (tests / "test_leaks.py").write_text(LEAKS)
     result = start(sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", ".", cwd=tmp_path)
-    caught = set(re.findall(r"^ERROR test_leaks.py::test_(\w+)", result.stdout, re.M))
+    caught = set(re.findall(r"^ERROR tests/test_leaks.py::test_(\w+)", result.stdout, re.M))
     assert caught == {"orphan", "child", "thread", "descriptor", "socket", "mapping"}, result.stdout
     for word in ("process", "thread", "descriptor", "abstract socket @multiverso-leak", "shared memory"):
         assert f"  {word}" in result.stdout
