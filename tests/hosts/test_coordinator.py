@@ -137,6 +137,7 @@ def some_report(chance: random.Random) -> Message:
         "closing": True,
         "note": "x",
         "name": "policy",
+        "instead_of": chance.choice((None, ["127.0.0.1", number])),
         "question": chance.choice(
             (
                 {},

@@ -488,6 +488,10 @@ def test_a_host_is_let_in_once_no_table_is_half_made() -> None:
     assert {type(order) for _, order in orders} == {Make}
     published = Published("policy", ("127.0.0.1", 7))
     assert coordinator.receive(1, published) == [(host, published) for host in range(3)]
+    second = Published("policy", ("127.0.0.1", 8))
+    assert coordinator.receive(0, second) == [(0, published)], "the first of a name counts"
+    published = Published("policy", ("127.0.0.1", 8), published.address)
+    assert coordinator.receive(0, published) == [(host, published) for host in range(3)], "until it is gone"
     coordinator.lose(2, "it went")
     assert coordinator.receive(2, Gone()) == [], "of a lost host nothing counts"
     assert coordinator.receive(2, Hello(("127.0.0.1", 9))) == []

@@ -266,8 +266,19 @@ JOB = """
     os.environ["XDG_STATE_HOME"] = f"{place}/{here}"
     import numpy as np
     import multiverso as mv
+    from multiverso.errors import StartupError
     mv.init(timeout_seconds=60)
     weights = {"w": np.arange(5.0)}
+    for turn in range(3):  # both at once, one after another where that one has closed it
+        try:
+            both = mv.Publication(f"{name}-of-both", like=weights)
+            print("first", flush=True)
+            mv.barrier()
+            both.close()
+        except StartupError as error:
+            print("second", f"on another host of this job (127.0.0.1:" in str(error), flush=True)
+            mv.barrier()
+        mv.barrier()
     command = [sys.executable, "-c", reader, name]
     readers = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(2 * here)]
     for publisher in (0, 1):
@@ -307,7 +318,9 @@ def test_readers_on_other_hosts_of_a_job_need_no_address(name: str, tmp_path: Pa
         [*command, name, READER_IN_A_JOB, tmp_path], capture_output=True, text=True, timeout=200, check=False
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    said = [line.split()[-2:] for line in done.stdout.splitlines()]
+    lines = [line.split()[-2:] for line in done.stdout.splitlines()]
+    assert sorted(line[-1] for line in lines[:6]) == ["True"] * 3 + ["first"] * 3, "one of two that begin at once"
+    said = lines[6:]
     assert [step for step, _ in said] == [str(step) for step in (0, 1, 2, 10, 11, 12) for _ in range(2)]
     assert sorted(follows for _, follows in said[2:4]) == ["False", "True"]
     assert [follows for _, follows in said[-2:]] == ["False", "False"]

@@ -6,10 +6,11 @@ import os
 import socket
 import threading
 
+from multiverso.deadline import Deadline
 from multiverso.errors import MultiversoError, WaitTimeoutError
 from multiverso.hosts.transport.channel import Channel
 from multiverso.hosts.transport.credentials import Credentials
-from multiverso.hosts.transport.handshake import PUBLICATIONS, Hello
+from multiverso.hosts.transport.handshake import HANDSHAKE_SECONDS, PUBLICATIONS, Hello, connect
 from multiverso.hosts.transport.listener import Listener
 from multiverso.publications.differences import CHUNK_BYTES, difference
 from multiverso.publications.snapshot import Snapshot
@@ -29,11 +30,16 @@ class Forwarder:
         port: where followers connect, as of ``open_port``; closed by `close`.
         credentials: of the token.
 
+    Attributes:
+        credentials: as given.
+        sent_bytes: of tensors, to all.
+
     Owner: its publication. Each connection has a thread.
     """
 
     def __init__(self, name: str, job: str, port: socket.socket, credentials: Credentials) -> None:
         self._name, self._job = name, job
+        self.credentials = credentials
         self._closing = threading.Event()
         self._channels: set[Channel] = set()
         me = Hello(0, 2, int.from_bytes(os.urandom(8)), role=PUBLICATIONS)
@@ -96,3 +102,14 @@ class Forwarder:
                     send(channel, Part(number, first, end - first, True), body)
                 self.sent_bytes += new.size if body is None else len(body)
         send(channel, Whole())
+
+
+def answers(address: tuple[str, int], credentials: Credentials) -> bool:
+    """Returns whether somebody forwards a publication at an address."""
+    me = Hello(1, 2, int.from_bytes(os.urandom(8)), role=PUBLICATIONS)
+    try:
+        channel, _ = connect(address, credentials, me, Deadline.after(HANDSHAKE_SECONDS))
+    except (OSError, MultiversoError):
+        return False
+    channel.close()
+    return True

@@ -8,6 +8,7 @@ from __future__ import annotations
 import ctypes
 import os
 import threading
+import time
 from bisect import bisect
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -19,7 +20,7 @@ import numpy.typing as npt
 
 from multiverso.checks import whole
 from multiverso.deadline import Deadline
-from multiverso.errors import ClosedError, StartupError
+from multiverso.errors import ClosedError, StartupError, WaitTimeoutError
 from multiverso.in_process import InProcess
 from multiverso.kernels import publications as kernels
 from multiverso.layout import publications as at
@@ -27,7 +28,7 @@ from multiverso.publications.slots import Note, Slots
 from multiverso.publications.tensors import Leaf, Tensor, arranged, layout_of, leaves_of
 from multiverso.runtime.session import current
 from multiverso.wire import publications as names
-from multiverso.wire.requests import Publish
+from multiverso.wire.requests import Find, Publish
 
 if TYPE_CHECKING:
     from multiverso.publications.forwarding import Forwarder
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
 _CHUNK_WORDS = 1 << 20  # 8 MiB: what one thread copies at a time
 _WORTH_THREADS = 32 << 20  # bytes
 _MOST_THREADS = 4
+_LOOK_SECONDS = 0.005
 
 
 class Copier:
@@ -166,8 +168,9 @@ class Publication(InProcess):
         name: its name.
 
     Raises:
-        StartupError: another process publishes under this name; the message names it. Once it has ended, the same call
-            succeeds.
+        StartupError: another process publishes under this name, on this host or another one of the job; the message
+            names it. Once it has ended, the same call succeeds.
+        WaitTimeoutError: the job's hosts do not say in time who publishes.
         OutOfMemoryError: there is not enough memory for two slots (or one, of one). Nothing was allocated.
         ValueError, TypeError: ``like`` has no tensor, or has something else.
 
@@ -323,11 +326,28 @@ class Publication(InProcess):
         return f"<Publication {self.name!r}, version {self.version}, {self.readers} readers>"
 
     def _forward_to_job(self, session: Session) -> None:
-        """Lets the other hosts of the job follow, with what its nodes know."""
+        """Lets the other hosts of the job follow, with what its nodes know, if no worker there publishes this."""
+        from multiverso.publications.forwarding import answers
+
         what = f"this host's node to tell the others of the publication {self.name!r}"
         how = session.node.ask(Publish(name=self.name), what)
         self._to_job = self._forwarder_at((how["bind"], 0), how["token"], how["encrypted"])
-        session.node.ask(Publish(name=self.name, port=self._to_job.address[1]), what)
+        deadline, port = Deadline.after(session.start_timeout_seconds), self._to_job.address[1]
+        first = None  # of this name, for all that is known here
+        while True:
+            here = session.node.ask(Publish(self.name, port, first), what)["here"]
+            while (found := session.node.ask(Find(self.name), what)["address"]) in (None, first):
+                if deadline.passed:
+                    raise WaitTimeoutError(f"waited {deadline} for {what}")
+                time.sleep(_LOOK_SECONDS)
+            if found == here:
+                return
+            first = found
+            if answers((first[0], first[1]), self._to_job.credentials):
+                raise StartupError(
+                    f"a worker on another host of this job ({first[0]}:{first[1]}) publishes {self.name!r} already: "
+                    "one process at a time; take another name, or try again when that process has ended"
+                )
 
     def _forwarder_at(self, place: tuple[str, int], token: str, encrypted: bool) -> Forwarder:
         from multiverso.hosts.transport.listener import open_port

@@ -232,12 +232,14 @@ class Spread(_Request):
 class Publish(_Request):
     """This worker publishes under a name: other hosts follow it at ``port`` of this one. With 0 it asks how.
 
-    The answer has ``bind``, the address to listen at, the ``token`` that followers know, and whether what they are sent
-    is ``encrypted``.
+    The answer has ``bind``, the address to listen at, the ``token`` that followers know, whether what they are sent is
+    ``encrypted``, and ``here``, the host and port. ``instead_of`` is the address of a publisher of that name that is
+    gone: otherwise the first of a name counts, and `Find` says which one that is.
     """
 
     name: _Text
     port: Annotated[int, Meta(ge=0, lt=1 << 16)] = 0
+    instead_of: tuple[_Text, int] | None = None
 
 
 Request = (

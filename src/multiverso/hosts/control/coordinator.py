@@ -252,7 +252,10 @@ class Coordinator:
         return self._hosts.to_all(Clocks(tables), but=host)
 
     def _note_published(self, host: int, report: Published) -> list[ToHost]:
-        """A worker publishes: readers on other hosts may follow it."""
+        """A worker publishes: readers on other hosts may follow it, if no other worker does."""
+        first = self._published.get(report.name)
+        if first is not None and first.address not in (report.address, report.instead_of):
+            return [(host, first)]
         self._published[report.name] = report
         return self._hosts.to_all(report)
 

@@ -162,10 +162,14 @@ class Bring(_Message):
 
 
 class Published(_Message):
-    """A worker publishes under a name; ``address``: where other hosts follow it. Of one name the last counts."""
+    """A worker publishes under a name.
+
+    ``address`` is where other hosts follow it. Of one name the first counts, until one comes ``instead_of`` it.
+    """
 
     name: str
     address: Address
+    instead_of: Address | None = None
 
 
 # -- reports -----------------------------------------------------------------------------------------------------

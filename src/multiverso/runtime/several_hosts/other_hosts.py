@@ -224,9 +224,10 @@ class OtherHosts(Hosts):
                 connection.reply(request.id, {})
             case asked.Publish():
                 self._publishers.watch()
+                here = (self._address[0], request.port)
                 if request.port:
-                    self.reporter.report(Published(request.name, (self._address[0], request.port)))
-                connection.reply(request.id, {"bind": self.roster.bind, **self._how_to_follow})
+                    self.reporter.report(Published(request.name, here, request.instead_of))
+                connection.reply(request.id, {"bind": self.roster.bind, "here": here, **self._how_to_follow})
 
     @property
     def _how_to_follow(self) -> Message:
