@@ -638,6 +638,57 @@ def test_a_host_without_memory_is_named_at_the_barrier_and_nothing_is_lost(monke
         assert "host-1 has no memory for more rows" in str(error)
 
 
+def test_hosts_have_a_table_of_nearly_all_their_memory_together_and_lose_nothing_at_its_end() -> None:
+    """Each host may take 16 MB for the table, as its memory counts what is used; then whoever adds is refused more."""
+    most, full, unlimited = 16 << 20, threading.Event(), threading.Event()
+
+    def used(host: int) -> int:
+        return os.fstat(job.nodes[host].hosts.here.catalogue._heap.descriptor).st_blocks * 512
+
+    def limited(host: int, before: int) -> Any:
+        def shortage(nbytes: int) -> int | None:
+            free = before + most - used(host)
+            return None if unlimited.is_set() or nbytes <= free else max(free, 0)
+
+        return shortage
+
+    def work(session: Session) -> Any:
+        me = session.worker_id
+        before = used(me)
+        table = mv.KeyedTable(32, dtype="int64", cache_rows=500, session=session)
+        calls: Any = table._calls
+        (node,) = job.nodes[me].hosts.rows._tables.values()
+        for one in (calls, calls.own, node.table.own, node.table.copies.rows):
+            one._budget.shortage = limited(me, before)
+        session.barrier()
+        added: list[Any] = []
+        error = None
+        while error is None and not full.is_set():
+            keys = np.arange(100) + (me << 40 | 100 * len(added))
+            error = outcome(lambda keys=keys: table.add(np.full((100, 32), me + 1), keys))
+            added += [keys] * (error is None)
+        full.set()
+        rows = job.nodes[me].hosts.rows
+        with rows._lock:
+            count = node.table.own.count()
+        in_the_end.wait(30)
+        unlimited.set()
+        wait_for(lambda: outcome(session.barrier) is None)
+        mine = np.concatenate(added)
+        assert (table.get(mine) == me + 1).all(), "what add has returned for is there, once"
+        session.barrier()
+        return count, error
+
+    in_the_end = threading.Barrier(3)
+    with rehearsal(1, 1, 1) as job:
+        results = job.run(work)
+    assert sum(count for count, _ in results) * (256 + 40) > 0.8 * 3 * most
+    errors = [error for _, error in results if error is not None]
+    assert errors
+    for error in errors:
+        assert isinstance(error, OutOfMemoryError), error
+
+
 def test_each_node_shows_what_all_workers_do_and_how_often_copies_had_to_be_fetched() -> None:
     def work(session: Session) -> Any:
         table = mv.KeyedTable(2, session=session)
