@@ -13,7 +13,7 @@ import interleavings.mutants
 import pytest
 from interleavings.laws import LAWS
 from interleavings.mutants import LAWS_OF, Mutant, catches, kept, mutants, search
-from interleavings.source import Source, tree_of
+from interleavings.source import Source, compiled
 from interleavings.tolerated import TOLERATED
 from interleavings.world import MEMORY
 
@@ -68,5 +68,5 @@ def test_only_a_schedule_that_takes_no_step_any_more_has_no_end(
 
     monkeypatch.setattr(interleavings.mutants, "LOOK_SECONDS", 0.02)
     monkeypatch.setitem(LAWS, "long", law)
-    mutant = Mutant("long", "multiverso.kernels.waits", lambda: tree_of("multiverso.kernels.waits"))
+    mutant = Mutant("long", "multiverso.kernels.waits", lambda: compiled("multiverso.kernels.waits"))
     assert catches(mutant, Source(MEMORY), "long", 0) is not takes_steps

@@ -18,10 +18,11 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from types import CodeType
 from typing import Any
 
 from interleavings.laws import LAWS
-from interleavings.source import Source, path_of, text_of, tree_of
+from interleavings.source import Source, path_of, text_of, tree_of, with_function
 from interleavings.tolerated import TOLERATED
 from interleavings.world import MEMORY
 
@@ -51,20 +52,19 @@ LEFT_OUT = {
     "begin_wait", "finish_wait", "describe_wait", "publish_wait", "end_wait", "end_table_wait", "monotonic_ns",
     "wake", "_multiply_into", "_maximum_into", "_minimum_into", "_add_both", "_combine", "_part", "_reduce_part",
 }  # fmt: skip
-LOOK_SECONDS = 1  # of processor time: from one step to the next a schedule takes less than a hundredth of it
+LOOK_SECONDS = 0.25  # of processor time: from one step to the next a schedule takes less than a thirtieth of it
 
 
 @dataclass(frozen=True)
 class Mutant:
     """One spoilt line. ``name`` tells which, in words that a change elsewhere in the file does not alter.
 
-    ``tree`` makes the module's syntax tree when it is needed: those of all mutants are 1.7 million objects, which every
-    garbage collection of the process would go through, for a second.
+    ``code`` makes the module's code when it is needed: to compile what is spoilt takes most of the time.
     """
 
     name: str
     module: str
-    tree: Callable[[], ast.Module]
+    code: Callable[[], CodeType]
 
 
 class NoEnd(AssertionError):
@@ -90,10 +90,11 @@ def mutants() -> Iterator[Mutant]:
     yield from written()
 
 
-def _spoilt(module: str, function: str, change: Callable[[ast.AST], None]) -> ast.Module:
-    tree = tree_of(module)
-    change(next(node for node in tree.body if getattr(node, "name", "") == function))
-    return ast.fix_missing_locations(tree)
+def _spoilt(module: str, name: str, change: Callable[[ast.AST], None]) -> CodeType:
+    function = copy.deepcopy(next(node for node in tree_of(module).body if getattr(node, "name", "") == name))
+    assert isinstance(function, ast.FunctionDef)
+    change(function)
+    return with_function(module, function)
 
 
 def _changes(function: ast.FunctionDef) -> Iterator[tuple[str, Any]]:
@@ -121,10 +122,7 @@ def _changes(function: ast.FunctionDef) -> Iterator[tuple[str, Any]]:
         elif isinstance(node, ast.BoolOp):
             tests.update(id(value) for value in node.values)
             for index, operand in enumerate(node.values):
-                yield (
-                    f"without '{ast.unparse(operand)}' in {text}",
-                    _at(place, lambda node, i=index: node.values.pop(i)),
-                )
+                yield (f"without '{ast.unparse(operand)}' in {text}", _at(place, partial(_leave_out, index)))
 
 
 def _at(place: int, change: Any) -> Any:
@@ -146,6 +144,12 @@ def _become(node: Any, other: Any) -> None:
     node.__class__ = other.__class__
     node.__dict__.clear()
     node.__dict__.update({**vars(other), **place})
+
+
+def _leave_out(operand: int, node: Any) -> None:
+    node.values.pop(operand)
+    if len(node.values) == 1:
+        _become(node, node.values[0])
 
 
 def _store_for_swap(node: Any) -> None:
@@ -248,7 +252,7 @@ def written() -> Iterator[Mutant]:
         full = f"multiverso.kernels.{module}"
         text = text_of(full)
         assert text.count(now) == 1, f"{module}.py has no longer the one place for the mutant {name!r}"
-        yield Mutant(f"{module}: {name}", full, partial(ast.parse, text.replace(now, then), str(path_of(full))))
+        yield Mutant(f"{module}: {name}", full, partial(compile, text.replace(now, then), str(path_of(full)), "exec"))
 
 
 def catches(mutant: Mutant, source: Source, law: str, seed: int) -> bool:
@@ -278,7 +282,7 @@ def catches(mutant: Mutant, source: Source, law: str, seed: int) -> bool:
 
 def search(mutant: Mutant, first: tuple[str, int] | None, seeds: range) -> tuple[str, int] | None:
     """Returns a schedule that catches a mutant: the given one, or the first of those with these seeds."""
-    source = Source(MEMORY, {mutant.module: mutant.tree()})
+    source = Source(MEMORY, {mutant.module: mutant.code()})
     if first is not None and first[0] in LAWS and catches(mutant, source, *first):
         return first
     laws = LAWS_OF[mutant.module.removeprefix("multiverso.kernels.")]

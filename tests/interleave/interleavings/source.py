@@ -6,6 +6,7 @@ reading and writing, so that what is not protected shows.
 """
 
 from __future__ import annotations
+import __future__
 
 import ast
 import builtins
@@ -43,10 +44,10 @@ class Source:
 
     Args:
         memory: what its atomics work on.
-        changed: other syntax trees for some modules, by name (mutants).
+        changed: other code for some modules, by name (mutants).
     """
 
-    def __init__(self, memory: Memory, changed: dict[str, ast.Module] | None = None) -> None:
+    def __init__(self, memory: Memory, changed: dict[str, types.CodeType] | None = None) -> None:
         self.memory = memory
         self._changed = changed or {}
         kernel_atomics = atomics(memory)
@@ -73,8 +74,7 @@ class Source:
             vars(module)["__package__"] = name.rpartition(".")[0]
             self._modules[name] = module
             importlib.import_module(name)  # the real one: a dataclass looks its module up by this name
-            tree = self._changed.get(name)
-            exec(compiled(name) if tree is None else compile(tree, str(path_of(name)), "exec"), vars(module))
+            exec(self._changed.get(name) or compiled(name), vars(module))
             for constant, value in CONSTANTS.items():
                 if constant in vars(module):
                     vars(module)[constant] = value
@@ -109,25 +109,39 @@ def path_of(module: str) -> Path:
     return PACKAGE.parent / (module.replace(".", "/") + ".py")
 
 
-_compiled: dict[str, Any] = {}
-
-
-def tree_of(module: str) -> ast.Module:
-    """Returns the syntax tree of a module, a new one at each call."""
-    return ast.parse(text_of(module), str(path_of(module)))
-
-
 @functools.cache
 def text_of(module: str) -> str:
     """Returns a module's source as it was when it was first asked for."""
     return path_of(module).read_text()
 
 
-def compiled(module: str) -> Any:
+@functools.cache
+def tree_of(module: str) -> ast.Module:
+    """Returns the syntax tree of a module, which nobody changes."""
+    return ast.parse(text_of(module), str(path_of(module)))
+
+
+@functools.cache
+def compiled(module: str) -> types.CodeType:
     """Returns a module's code."""
-    if module not in _compiled:
-        _compiled[module] = compile(tree_of(module), str(path_of(module)), "exec")
-    return _compiled[module]
+    return compile(tree_of(module), str(path_of(module)), "exec")
+
+
+def with_function(module: str, function: ast.FunctionDef) -> types.CodeType:
+    """Returns a module's code with another function in the place of the one of its name, and nothing else compiled."""
+    whole = compiled(module)
+    tree = ast.fix_missing_locations(ast.Module([function], []))
+    future = whole.co_flags & __future__.annotations.compiler_flag
+    part = compile(tree, str(path_of(module)), "exec", flags=future, dont_inherit=True)
+    (other,) = [const for const in part.co_consts if _is_code_of(function.name, const)]
+    assert sum(_is_code_of(function.name, const) for const in whole.co_consts) == 1
+    return whole.replace(
+        co_consts=tuple(other if _is_code_of(function.name, const) else const for const in whole.co_consts)
+    )
+
+
+def _is_code_of(function: str, const: object) -> bool:
+    return isinstance(const, types.CodeType) and const.co_name == function
 
 
 def data_loops(memory: Memory) -> dict[str, Any]:
