@@ -25,6 +25,7 @@ UNPLACED = 1  # flag of AT: this host will know how far it is when the receiver 
 LACKING = 1  # of WANT: a host lacks the values, and turn `step` or a later one has to bring them
 # of SUM and TOTAL: `state.OVERWRITES` and `FILLS`; above these bits, of SUM: by how many steps the head's last total is
 # behind
+EARLIER = 4  # of TOTAL, see `Sum`
 _BEHIND_BITS = 8
 _KINDS_OF_TURN = 0b11
 
@@ -106,6 +107,8 @@ def step_frame(kind: int, table: RoundTable, epoch: int, step: int, found: Sum) 
     flags = found.overwrites
     if kind == SUM:
         flags |= step - found.known << _BEHIND_BITS
+    elif found.earlier:
+        flags |= EARLIER
     header = RoundHeader(kind, epoch, flags, table.number, found.count, len(body), step)
     return Outgoing(header, body)
 
@@ -114,7 +117,7 @@ def sum_of(table: RoundTable, header: RoundHeader, body: memoryview) -> Sum:
     """Returns what has come of a step, in the memory that it came into."""
     size = table.size_of(header.step, header.overwrites)
     known = header.step - (header.flags >> _BEHIND_BITS)
-    return Sum(header.contributions, owner(body), size, header.overwrites, known)
+    return Sum(header.contributions, owner(body), size, header.overwrites, known, bool(header.flags & EARLIER))
 
 
 def check_step(table: RoundTable, header: RoundHeader, last: int) -> None:

@@ -28,8 +28,8 @@ A host may lack the values: it takes a lost one's place, or had no worker to run
 mere relay that begins where the host before it is. When its workers ask for the table it asks the hosts before for a
 turn that brings them (`FILL`), which the head begins when it can, and the first host in the chain that has the values
 gives them. A host that waits for this turn lets no later one pass until its workers have joined; only a turn of which
-it has seen the first step counts, as what was under way when it came may have gone through the hosts behind without
-it.
+it has seen the first step, and whose last total this chain has made, counts: what was under way when it came may have
+gone through the hosts behind without it.
 
 Any thread may call. ``memory_lock`` is held while tables' memory is touched, ``state_lock`` for a moment by a thread
 that reads or changes the state (``chain.py``, of a table ``state.py``); in this order, and peers are woken without the
@@ -62,6 +62,8 @@ class Rounds(Chain):
                 table.sums.clear()
                 table.incoming.clear()
                 table.theirs.clear()
+                for total in table.totals.values():
+                    total.earlier = True
                 table.folded = table.received = table.arrived
                 table.forget_requests()
                 table.roll.told = {host: told for host, told in table.roll.told.items() if host in live}
@@ -372,7 +374,11 @@ class Rounds(Chain):
                 refill.turn, refill.here = turn, True
             else:
                 table.ask_anew()  # the first chunks have gone through without this host
-        return table.blank or found.count > 0 or table.staged.complete(table.round_of(turn) - 1) is not None
+        if table.blank or found.count > 0:
+            return True
+        if table.arrived < turn * table.chunks:
+            return False  # one that overwrites the values may be on its way
+        return table.staged.complete(table.round_of(turn) - 1) is not None
 
     def _take_values(self, table: RoundTable, turn: int, chunk: int, total: Sum) -> None:
         refill = table.refill
@@ -382,6 +388,9 @@ class Rounds(Chain):
         if refill.here:
             table.staged.put(chunk, total.buffer[: total.length])
         if chunk < table.chunks - 1:
+            return
+        if total.earlier:  # rounds may have followed it without this host
+            table.ask_anew()
             return
         if refill.here:
             done = table.staged.filled()

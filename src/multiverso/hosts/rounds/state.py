@@ -28,6 +28,7 @@ class Sum:
         overwrites: `OVERWRITES`: the chunk is of a turn that overwrites the values with one host's; `FILLS`: of one
             that brings them to hosts that lack them.
         known: the last step whose total the head had when it began this one.
+        earlier: it is a total that an earlier chain has made: later ones may be there, too.
     """
 
     count: int
@@ -35,6 +36,7 @@ class Sum:
     length: int
     overwrites: int = 0
     known: int = 0
+    earlier: bool = False
 
     @property
     def body(self) -> memoryview:
