@@ -1,6 +1,7 @@
 """The first and the last moments of `multiverso run`: Ctrl-C there, and who is to blame for the end."""
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -8,6 +9,8 @@ from pathlib import Path
 
 import pytest
 from launch_support import SECONDS, Running, command, environ, multiverso, script
+
+from multiverso.launch.processes import Guard
 
 # What the program is about to do when Ctrl-C comes: an event of sys.addaudithook, and a word in its arguments.
 MOMENTS = {
@@ -134,3 +137,18 @@ def test_a_death_before_all_are_ready_is_seen_though_a_child_holds_the_socket(tm
     code, out, err = running.end()
     assert code == 128 + signal.SIGKILL, err
     assert "[0] told: worker 1 " in out or "was killed by SIGKILL" in err
+
+
+def test_a_process_in_the_middle_of_an_exec_is_not_left_behind() -> None:
+    """It has no environment for that moment, by which the guard knows it."""
+    again = 'exec /bin/sh -c "$0" "$0"'
+    for turn in range(40):
+        marker = f"MULTIVERSO_TEST_GUARD={os.getpid()}-{turn}"
+        with Guard(marker):
+            left = subprocess.Popen(
+                ["/bin/sh", "-c", again, again], env=dict([marker.split("=")]), start_new_session=True
+            )
+        try:
+            assert left.wait(10) == -signal.SIGKILL
+        finally:
+            left.kill()

@@ -16,14 +16,16 @@ import sys
 import time
 
 SWEEP_SECONDS = 10.0
+EXEC_SECONDS = 0.5
+KERNEL_THREAD = 0x00200000  # a flag of its stat
 
 
-def sweep(marker: str, sessions: dict[int, int]) -> int:
-    """Kills the processes that belong to the job; returns how many there were."""
+def sweep(marker: str, sessions: dict[int, int]) -> tuple[int, int]:
+    """Kills the processes that belong to the job; returns how many there were, and how many could be others of it."""
     strangers = {pid for pid, ticks in sessions.items() if _stat(pid)[1] not in (ticks, None)}
     wanted = sessions.keys() - strangers
     variable = os.fsencode(marker)
-    found = 0
+    found = unclear = 0
     for name in os.listdir("/proc"):
         if not name.isdecimal() or int(name) == os.getpid():
             continue
@@ -33,24 +35,29 @@ def sweep(marker: str, sessions: dict[int, int]) -> int:
         except OSError:
             continue
         try:
-            session, _, state = _stat(pid)
-            if state not in "ZX" and (session in wanted or variable in _environ(pid)):
+            session, _, state, flags = _stat(pid)
+            if state in "ZX" or flags & KERNEL_THREAD:
+                continue
+            environ = _environ(pid)
+            if session in wanted or variable in environ:
                 signal.pidfd_send_signal(descriptor, signal.SIGKILL)
                 found += 1
+            elif environ == [b""]:  # it has none, or is in the middle of an exec
+                unclear += 1
         except OSError:
             pass
         finally:
             os.close(descriptor)
-    return found
+    return found, unclear
 
 
-def _stat(pid: int) -> tuple[int | None, int | None, str]:
+def _stat(pid: int) -> tuple[int | None, int | None, str, int]:
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
             fields = file.read().rpartition(b") ")[2].split()
-        return int(fields[3]), int(fields[19]), fields[0].decode()
+        return int(fields[3]), int(fields[19]), fields[0].decode(), int(fields[6])
     except (OSError, IndexError):
-        return None, None, "X"
+        return None, None, "X", 0
 
 
 def _environ(pid: int) -> list[bytes]:
@@ -69,8 +76,11 @@ def main() -> None:
     while block := os.read(0, 65536):
         text += block
     sessions = {int(pid): int(ticks) for pid, ticks in (line.split() for line in text.splitlines())}
-    deadline = time.monotonic() + SWEEP_SECONDS
-    while sweep(sys.argv[1], sessions) and time.monotonic() < deadline:
+    began = time.monotonic()
+    while any(
+        left and time.monotonic() < began + seconds
+        for left, seconds in zip(sweep(sys.argv[1], sessions), (SWEEP_SECONDS, EXEC_SECONDS), strict=True)
+    ):
         select.select([], [], [], 0.01)  # let them go, then look for what they forked meanwhile
 
 
