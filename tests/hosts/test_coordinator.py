@@ -128,6 +128,7 @@ def some_report(chance: random.Random) -> Message:
         "workers": [line(number)] if kind is Workers else [number],
         "written": [number],
         "turns": {number: number},
+        "arrived": {number: number},
         "key": chance.choice((["order", 1], ["name", "w"])),
         "spec": chance.choice((SPEC, OTHER, {})),
         "mode": "async",
@@ -390,11 +391,16 @@ def test_a_barrier_ends_when_all_hosts_have_settled() -> None:
     assert coordinator.receive(0, {"do": "settled", "barrier": 1}) == []
     assert coordinator.receive(2, {"do": "settled", "barrier": 1}) == []
     orders = coordinator.receive(1, {"do": "settled", "barrier": 1})
-    assert orders == [(host, {"do": "take", "barrier": 1, "written": {}}) for host in ALL]
+    assert orders == [(host, {"do": "take", "barrier": 1, "written": {}, "expected": {}}) for host in ALL]
     for host in (2, 1, 0):  # of what was set on several hosts, the first one's counts; once
         orders = coordinator.receive(host, {"do": "settled", "barrier": 2, "written": [7][: host > 0], "turns": {7: 4}})
-    assert orders == [(host, {"do": "take", "barrier": 2, "written": {7: (1, 4, True)}}) for host in ALL]
-    assert coordinator.receive(1, {"do": "settled", "barrier": 3}) == []
+    taken = {"do": "take", "barrier": 2, "written": {7: (1, 4, True)}, "expected": {}}
+    assert orders == [(host, taken) for host in ALL]
+    for host in (2, 1, 0):  # a round's values come to those whose workers were not in it, too
+        arrived = {7: 4 + (host == 1), 8: 3, 9: 1}
+        orders = coordinator.receive(host, {"do": "settled", "barrier": 3, "arrived": arrived})
+    assert orders == [(host, {"do": "take", "barrier": 3, "written": {}, "expected": {7: 5}}) for host in ALL]
+    assert coordinator.receive(1, {"do": "settled", "barrier": 4}) == []
 
 
 def test_a_host_that_is_done_is_not_waited_for_and_the_last_ends_the_job() -> None:

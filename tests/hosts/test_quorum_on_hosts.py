@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -134,6 +135,25 @@ def test_who_waits_in_a_barrier_is_not_waited_for_and_is_after_it() -> None:
     with rehearsal(1, 1, 1) as job:
         results = job.run(work, sync=True, quorum=3)
     assert results == [[(6.0 * turn, 4 * turn) for turn in range(1, 6)]] * 3
+
+
+def test_a_barrier_waits_for_values_that_are_on_their_way_to_hosts_whose_workers_were_in_it() -> None:
+    def work(session: Session) -> Any:
+        table = mv.ArrayTableHandler(1, session=session)
+        for _ in range(1 + 3 * (session.worker_id == 2)):
+            table.add([1.0])
+            table.get()
+        session.barrier()
+        return table.snapshot()[0], table.version
+
+    def late(take: Any, *arguments: Any) -> None:
+        time.sleep(0.1)
+        take(*arguments)
+
+    with rehearsal(1, 1, 1) as job:
+        rounds = job.nodes[0].hosts.fabric.rounds  # type: ignore[attr-defined]
+        rounds.take = partial(late, rounds.take)
+        assert job.run(work, sync=True, quorum=3) == [(6.0, 4)] * 3
 
 
 def test_a_mean_is_over_those_that_came_and_a_rate_is_that_of_the_first_host() -> None:

@@ -81,7 +81,9 @@ class Coordinator:
         self._tables = TableSteps(roster.names, self._hosts, self._coming)
         self._released = 0  # the last barrier that all have passed
         self._written: dict[int, int] = {}  # since then: whose values a synchronous table has got
-        self._turns: dict[int, dict[int, int]] = {}  # how far each host's rounds are, by table
+        # by host, how far its rounds are, by table; in jobs with a quorum, of which it has the values
+        self._turns: dict[int, dict[int, int]] = {}
+        self._arrived: dict[int, dict[int, int]] = {}
         # by host and number: the hosts that still have to bring what that one gathers
         self._gatherings: dict[tuple[int, int], set[int]] = {}
         # what workers tell each other: by number, then by worker; None of one that has continued without a note
@@ -281,7 +283,7 @@ class Coordinator:
         self._hosts[host].settled = max(self._hosts[host].settled, report.barrier)
         for number in report.written:
             self._written[number] = min(self._written.get(number, host), host)
-        self._turns[host] = report.turns
+        self._turns[host], self._arrived[host] = report.turns, report.arrived
         return self._release()
 
     def _release(self) -> list[ToHost]:
@@ -290,7 +292,7 @@ class Coordinator:
             return []
         self._released = reached
         written, self._written = self._written, {}
-        return self._hosts.to_all(Take(reached, self._in_turn(written)))
+        return self._hosts.to_all(Take(reached, self._in_turn(written), self._expected()))
 
     def _in_turn(self, written: dict[int, int]) -> dict[int, tuple[int, int, bool]]:
         """Returns whose values come when in each table's rounds, and whether all hosts are as far as that."""
@@ -304,6 +306,16 @@ class Coordinator:
                 kept[max(turns)] = writer
                 while len(kept) > _KEPT:
                     del kept[next(iter(kept))]
+        return found
+
+    def _expected(self) -> dict[int, int]:
+        """Returns the last turn of each table of rounds with a quorum that some hosts have and others do not."""
+        by_host = [self._arrived.get(host, {}) for host in self._hosts.there()]
+        found: dict[int, int] = {}
+        for number in {number for here in by_host for number in here}:
+            turns = [here[number] for here in by_host if number in here]
+            if min(turns) < max(turns):
+                found[number] = max(turns)
         return found
 
     def _gather(self, host: int, report: Gather) -> list[ToHost]:

@@ -191,12 +191,13 @@ class Settled(_Message):
     """A host's workers have reached a barrier, and what they added is at the homes.
 
     ``written``: the synchronous tables that they have overwritten; ``turns``: by synchronous table, the first turn that
-    the host is not ready for.
+    the host is not ready for; ``arrived``: by table with a quorum, the last turn whose values the host has.
     """
 
     barrier: int
     written: list[int] = []
     turns: dict[int, int] = {}
+    arrived: dict[int, int] = {}
 
 
 class Create(_OfTable):
@@ -287,11 +288,13 @@ class Free(_OfNumber):
 class Take(_Message):
     """All hosts have settled: take what is at the homes, and let the workers pass.
 
-    ``written``: by table, whose host's values count, in which turn they go round, and whether all are as far as that.
+    ``written``: by table, whose host's values count, in which turn they go round, and whether all are as far as that;
+    ``expected``: by table with a quorum, the last turn whose values a host has, where not all have.
     """
 
     barrier: int
     written: dict[int, tuple[int, int, bool]] = {}
+    expected: dict[int, int] = {}
 
 
 class AllGathered(_Message):

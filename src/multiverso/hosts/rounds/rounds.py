@@ -65,6 +65,7 @@ class Rounds(Chain):
                 for total in table.totals.values():
                     total.earlier = True
                 table.folded = table.received = table.arrived
+                table.expected = 0  # perhaps a lost host alone had it
                 table.forget_requests()
                 table.roll.told = {host: told for host, told in table.roll.told.items() if host in live}
                 if table.blank:
@@ -108,15 +109,33 @@ class Rounds(Chain):
         self.run(table)
 
     def missing(self, number: int) -> int:
-        """Returns how many chunks are not here of all hosts' initial values, or of what `overwrite` has said last."""
+        """Returns how many chunks are not here: of all hosts' initial values, or what `overwrite` or `expect` said."""
         with self.state_lock:
             table = self.tables.get(number)
-            return 0 if table is None else max(0, (table.awaited + 1) * table.chunks - table.arrived)
+            if table is None:
+                return 0
+            return max(0, (max(table.awaited, table.expected) + 1) * table.chunks - table.arrived)
 
     def turns(self) -> dict[int, int]:
         """Returns the first turn of each table that this host is not ready for, while its workers are at a barrier."""
         with self.state_lock:
             return {table.number: table.next_turn for table in self.tables.values() if not table.blank}
+
+    def turns_here(self) -> dict[int, int]:
+        """Returns the last turn whose values are here, of each table with a quorum.
+
+        Workers that have not come to a round may be in a barrier before its values are with them.
+        """
+        with self.memory_lock, self.state_lock:  # a worker may have read them before they are counted
+            tables = [table for table in self.tables.values() if table.staged.by_quorum and not table.blank]
+            return {table.number: table.arrived // table.chunks - 1 for table in tables}
+
+    def expect(self, number: int, turn: int) -> None:
+        """At a barrier: another host has the values of a turn, and `missing` tells when they are here."""
+        with self.state_lock:
+            table = self.tables.get(number)
+            if table is not None and not table.blank:
+                table.expected = turn
 
     def overwrite(self, number: int, host: int, turn: int, awaited: bool = True) -> None:
         """At a barrier: the values of a host, whose worker has overwritten them, become everybody's.

@@ -73,7 +73,7 @@ class RoundTable:
         began: this host's initial values are written.
         decided: the last turn of which it is fixed who takes part; ``members``: who of this host that is, a bit each.
         overwrites: turns that carry a host's values, and which host's; ``passed``: how many of them are forgotten.
-        awaited: the last turn that a ``take`` waits for.
+        awaited: the last turn that a ``take`` waits for; ``expected``: as another host has its values already.
         arrived, folded, received: the last step whose total is here; to which this host has added its part; whose sum
             has come from the host before.
         pushed: the last step whose sum went to the next host.
@@ -102,6 +102,7 @@ class RoundTable:
     overwrites: dict[int, int] = field(default_factory=dict)
     passed: int = 0
     awaited: int = 0
+    expected: int = 0
     arrived: int = 0
     folded: int = 0
     received: int = 0

@@ -45,8 +45,12 @@ class HostBarriers:
         reached = all(worker.barrier >= barrier for worker in live)
         if live and reached and self._settling < barrier:
             self._settling = barrier
-            turns = self._here.fabric.rounds.turns
-            self._here.put(lambda: self._settle(lambda: Settled(barrier, self._newly_written(), turns())))
+            rounds = self._here.fabric.rounds
+            self._here.put(
+                lambda: self._settle(
+                    lambda: Settled(barrier, self._newly_written(), rounds.turns(), rounds.turns_here())
+                )
+            )
         lost = [w for w in workers if w.liveness == at.LOST and not self._comes_again(w.worker_id)]
         ended = [w for w in workers if w.liveness == at.GONE] + lost
         if len(ended) == len(self._here.roster.local) and not self._gone:
@@ -59,6 +63,8 @@ class HostBarriers:
     def take(self, order: Take) -> None:
         """Takes the others' values, as all hosts have settled, and releases this host's workers."""
         barrier = order.barrier
+        for number, turn in order.expected.items():  # at once: a loss that is heard of next ends it
+            self._here.fabric.rounds.expect(number, turn)
 
         def take() -> None:
             for number, (host, turn, all_are_there) in order.written.items():
