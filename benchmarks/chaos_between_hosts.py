@@ -193,7 +193,10 @@ def train(shared: Shared, session: Session, mode: str, keyed: int, laps: random.
         counter.fetch_add()
 
     def create() -> None:
-        mv.ArrayTableHandler(10, me, initial="sum", dtype="int64", session=session)
+        try:
+            mv.ArrayTableHandler(10, me, initial="sum", dtype="int64", session=session)
+        except WorkerLostError:  # one that had begun to write its value: those who go on are told to call again
+            mv.ArrayTableHandler(10, me, initial="sum", dtype="int64", session=session)
 
     def timed(call: Callable[[], None]) -> None:
         words[SINCE] = time.monotonic_ns()

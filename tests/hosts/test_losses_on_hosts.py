@@ -122,16 +122,19 @@ def test_one_that_leaves_is_not_waited_for_and_its_adds_are_there() -> None:
 
 
 def test_a_worker_that_dies_is_named_with_its_host_on_the_others() -> None:
+    passed = threading.Event()
     with rehearsal(1, 1) as job:
 
         def stay(_: int) -> Any:
             with job.session(0) as session:
                 session.barrier()
+                passed.set()
                 return outcome(session.barrier)
 
         def die(_: int) -> None:
             session = job.session(1)
             session.barrier()
+            assert passed.wait(30)
             let_die(session)
             session.shutdown()
 
