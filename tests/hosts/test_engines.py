@@ -55,10 +55,10 @@ DYING = """
 import os, sys
 import multiverso as mv
 mv.init()
-mv.barrier()
-if mv.worker_id() == 1:
-    os._exit(7)
 try:
+    mv.barrier()  # which the others may still be in when it has let one go that dies
+    if mv.worker_id() == 1:
+        os._exit(7)
     mv.barrier()
 except mv.errors.WorkerLostError as error:
     sys.stdout.write(f"lost {error.worker_ids} {error}\\n")
