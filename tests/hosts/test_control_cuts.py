@@ -117,6 +117,32 @@ def test_a_host_that_has_just_connected_again_is_heard_out_before_it_counts_as_l
     assert conversation.why_lost(17.1), "no word over the new connection, either"
 
 
+def test_time_in_which_this_node_was_stopped_is_none_of_the_others_silence() -> None:
+    """A rehearsal of 64 hosts on two cores lost some: nobody had had a processor for seconds."""
+    now = 0.0
+    conversation = Conversation(lambda message: None, Timeouts.of(30.0), clock=lambda: now)
+    conversation.connect(1)
+
+    def look_until(end: float) -> None:
+        nonlocal now
+        while now < end:
+            now += 0.1
+            conversation.look(now)
+
+    look_until(4.0)
+    now = 100.0  # stopped
+    conversation.look(now)
+    assert not conversation.is_silent(now)
+    conversation.cut()
+    now = 200.0
+    conversation.look(now)
+    assert not conversation.why_lost(now)
+    look_until(204.0)
+    assert not conversation.why_lost(now)
+    look_until(205.0)
+    assert "was not made again within 5 s" in conversation.why_lost(now)
+
+
 def test_a_link_that_is_silent_for_less_than_the_grace_is_survived() -> None:
     with rehearsal(1, 1, relayed=True, grace=30.0) as job:
 

@@ -28,11 +28,12 @@ from multiverso.tables import ArrayTableHandler
 
 
 @contextmanager
-def control_port() -> Iterator[tuple[Centre, Roster]]:
-    """The coordinator of a job of two hosts, which the second has not reached yet."""
+def control_port(hosts: int = 2) -> Iterator[tuple[Centre, Roster]]:
+    """The coordinator of a job, which no other host has reached yet."""
     listener = open_port(("127.0.0.1", 0))
     credentials = new_credentials(encrypted=False).to_text()
-    roster = Roster(0, ("first", "second"), (1, 1), listener.getsockname(), credentials, rehearsal=True)
+    names = tuple(f"host-{i}" for i in range(hosts))
+    roster = Roster(0, names, (1,) * hosts, listener.getsockname(), credentials, rehearsal=True)
     centre = Centre(roster, listener, lambda order: None)
     try:
         yield centre, roster
@@ -93,6 +94,17 @@ def test_a_host_gets_in_beside_as_many_idle_strangers_as_may_be_and_the_log_tell
     (line,) = [line for line in capfd.readouterr().err.splitlines() if "make room" in line]
     assert "16 connections at 127.0.0.1:" in line
     assert f"from 127.0.0.1:{first_port}," in line
+
+
+def test_all_hosts_of_a_job_may_come_at_once() -> None:
+    """When the first host's node was stopped for some seconds all others connected again, and ended each other's."""
+    with ExitStack() as stack, control_port(hosts=64) as (centre, roster):
+        coming = [stack.enter_context(socket.create_connection(roster.coordinator)) for _ in range(63)]
+        wait_for(lambda: len(centre.listener.strangers) == 63)
+        for each in coming:
+            each.settimeout(0)
+            with pytest.raises(BlockingIOError):
+                each.recv(1)
 
 
 def test_a_connection_that_gets_no_thread_is_closed_and_the_next_one_comes_in(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -245,6 +245,7 @@ class Control:
         if not host.killed and self.now >= host.stalled_until:
             if connection is not None:
                 connection.send(0, host.mine, self.now)
+            host.mine.look(self.now)
             if host.mine.is_silent(self.now):
                 self._end(host)
             why = host.mine.why_lost(self.now)
@@ -258,6 +259,7 @@ class Control:
             return
         if host.connection is not None:
             host.connection.send(1, host.theirs, self.now)
+        host.theirs.look(self.now)
         if host.theirs.is_silent(self.now):
             self._end(host)
         why = host.theirs.why_lost(self.now)

@@ -69,13 +69,14 @@ class Talk(Conversation):
         self.put(message)
         self.peer.pump()
 
-    def look(self) -> str:
+    def watch(self) -> str:
         """To be called several times a second: gives a silent connection up.
 
         Returns:
             Why the other host counts as lost, in words; nothing as long as it does not.
         """
         now = time.monotonic()
+        self.look(now)
         if self.is_silent(now):
             self.peer.interrupt()
         return self.why_lost(now)
@@ -219,7 +220,7 @@ class Centre:
                 self._give(self._coordinator.tell_news())
             for host in self._present():
                 talk = self._talks[host]
-                why = talk.look()
+                why = talk.watch()
                 if why:
                     with self._lock:
                         if self._talks[host] is talk:  # else another node has its place already
@@ -303,7 +304,7 @@ class Outpost:
 
     def _watch(self) -> None:
         while not self._closing.wait(_LOOK_SECONDS):
-            why = self._talk.peer.failed or self._talk.look()
+            why = self._talk.peer.failed or self._talk.watch()
             if why and not self._closing.is_set():
                 leader = self._roster.names[0]
                 self._deliver(Alone(f"the connection to {leader}, which leads the job, is over: {why}"))

@@ -3,8 +3,9 @@
 A `Stream` that sends a beat once a second where it has nothing else to send. An end that has received nothing for
 `silence_seconds` gives the connection up and makes a new one. After `grace_seconds` without a frame the other node
 counts as lost, but not before a connection that was just made has had `silence_seconds`; where the connection was
-ended, and not merely silent, after `ended_seconds`. A node that ends, or does not take the other one, says so with a
-last frame (`ending`): do not connect again.
+ended, and not merely silent, after `ended_seconds`. Time in which this node itself had no processor is none of the
+other's silence. A node that ends, or does not take the other one, says so with a last frame (`ending`): do not connect
+again.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from multiverso.hosts.peer.resources import Buffers, owner
 # flag of a message: its body is why this node ends; without a number, why it does not take the other one
 ENDS = 1
 _LONGEST_WHY = 4096
+_LATE_SECONDS = 0.5  # a look that comes later than this after the last one: nobody has looked meanwhile
 
 
 @dataclass(frozen=True)
@@ -71,7 +73,7 @@ class Conversation(Stream):
     ) -> None:
         super().__init__(self._take, Buffers(1))
         self._take_message, self._timeouts, self._clock = deliver, timeouts, clock
-        self._heard_at = self._connected_at = self._sent_at = clock()
+        self._heard_at = self._connected_at = self._sent_at = self._looked_at = clock()
         self._cut_at = math.inf
         self.ended: str | None = None
         self.cuts = 0
@@ -146,6 +148,19 @@ class Conversation(Stream):
     def is_done(self) -> bool:
         """Whether the other side has received all messages, or has ended."""
         return self.ended is not None or not self._kept
+
+    def look(self, now: float) -> None:
+        """Before one looks whether the other is there, several times a second.
+
+        Where the last look is longer ago, this node was stopped, or so many wait for the processors that it had none:
+        what the other has said meanwhile has not been heard yet, either.
+        """
+        late = now - self._looked_at - _LATE_SECONDS
+        self._looked_at = now
+        if late > 0:
+            self._heard_at = min(now, self._heard_at + late)
+            self._connected_at = min(now, self._connected_at + late)
+            self._cut_at += late
 
     def is_silent(self, now: float) -> bool:
         """Returns whether the connection is to be given up, as nothing comes over it."""

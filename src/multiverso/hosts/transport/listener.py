@@ -1,9 +1,9 @@
 """A port where other hosts connect: lets in those that know the job's secret, and bounds others' cost.
 
 A stranger can connect, say nothing or nonsense, and connect again. It costs a thread for ten seconds at most, there are
-never more than sixteen of these, and the log gets a line about it in ten seconds at most. Where all sixteen are taken,
-the next one takes the place of the oldest: a host that belongs to the job needs milliseconds to show
-it, so that strangers who just hold connections open keep no host out.
+never more than sixteen of these, or two for each host of the job, which may all come at once, and the log gets a line
+about it in ten seconds at most. Where all are taken, the next one takes the place of the oldest: a host that belongs
+to the job needs milliseconds to show it, so that strangers who just hold connections open keep no host out.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from multiverso.hosts.transport.handshake import HANDSHAKE_SECONDS, Hello, accep
 from multiverso.in_process import close_in_children
 from multiverso.node_log import Seldom
 
-STRANGERS = 16  # connections at a time that have not proven anything yet
+STRANGERS = 16  # connections at a time that have not proven anything yet, in a job of up to eight hosts
 _LOG_SECONDS = 10.0  # between two lines of one kind
 _AGAIN_SECONDS = 0.05  # after a connection could not be taken
 _ROOM_SECONDS = 1.0  # until a thread whose connection was ended is over
@@ -70,6 +70,7 @@ class Listener:
     ) -> None:
         self._port, self._credentials, self._me = port, credentials, me
         self._welcome, self._name = welcome, name
+        self._most = max(STRANGERS, 2 * me.hosts)  # strangers
         self._refusals, self._crowds = Seldom(_LOG_SECONDS), Seldom(_LOG_SECONDS)
         self._changed = threading.Condition()
         self.strangers: dict[socket.socket, None] = {}  # in the order in which they came
@@ -116,11 +117,11 @@ class Listener:
     def _make_room(self) -> bool:
         """Ends the connection that came first, if there are as many as there may be; returns whether there is room."""
         with self._changed:
-            if len(self.strangers) < STRANGERS:
+            if len(self.strangers) < self._most:
                 return True
             first = next(iter(self.strangers))
             self._crowds.log(
-                f"{STRANGERS} connections at {_place(self.address)} have not shown that they belong to this job, "
+                f"{self._most} connections at {_place(self.address)} have not shown that they belong to this job, "
                 f"as many as may be: the first of them, from {_peer(first)}, was closed to make room for the next"
             )
             _end(first)
