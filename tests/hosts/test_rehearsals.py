@@ -336,6 +336,8 @@ def test_launchers_whose_workers_failed_of_one_cause_are_shown_once(capfd: pytes
     ended, goes_on = "; the others were ended", "; the others continue"
     said = [(0, 4, "a", ended), (1, 7, "b", ended), (2, 9, "c", goes_on), (1, 6, "b", goes_on), (2, 8, "c", "")]
     lines = [words % (worker, worker, name, end) for _, worker, name, end in said]
+    # where two had failed by themselves before the others were ended
+    lines[1] = lines[1].replace(" code 1;", " code 1 first, then worker 6 (pid 16 on b) failed with exit code 1;")
     for (host, *_), line in zip(said, lines, strict=True):
         shown(host, "stderr", f"multiverso: {line}\n".encode(), b"")
     written = capfd.readouterr().err.splitlines()

@@ -43,8 +43,10 @@ from multiverso.runtime.discovery.restarts import RESTARTS_VARIABLE, RESUME_VARI
 _MORE_GRACE_SECONDS = 3.0
 # After the first host's end others may still do what they do after shutdown(), which is theirs.
 _LATE_SECONDS = 10.0
+_WORKER = rb"worker \d+ \(pid \d+ on [^)]*\)"
 _FAILED = re.compile(
-    rb"multiverso: worker \d+ \(pid \d+ on [^)]*\) (failed with exit code \d+)(?:; the others were ended)?(\..*)"
+    rb"multiverso: %b (failed with exit code \d+)(?: first, then (?:%b \1(?:, )?)+(?: and \d+ more)?)?"
+    rb"(?:; the others were ended)?(\..*)" % (_WORKER, _WORKER)
 )
 _REFUSED_CODE = 2  # as on one host
 _IN_CONSEQUENCE = 128 + signal.SIGTERM
