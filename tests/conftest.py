@@ -78,6 +78,7 @@ LONGEST_FIRST = (
     "launch/test_run.py",
     "launch/test_cli.py",
     "page/test_page.py",
+    "publications/test_following.py",
     "platoon/test_hosts.py",
     "platoon/test_param_sync.py",
     "simulation/test_simulation.py",
