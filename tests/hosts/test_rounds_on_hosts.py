@@ -16,6 +16,8 @@ from multiverso.errors import SnapshotError, StartupError, WorkerLostError
 from multiverso.hosts.values.codecs import Wire
 from multiverso.hosts.values.options import ExchangeOptions
 from multiverso.layout import words as at
+from multiverso.params import SharedParams
+from multiverso.rules import local_sgd
 from multiverso.runtime import Node, Session
 from multiverso.runtime.node import numbers
 from multiverso.runtime.session import replacing
@@ -366,3 +368,19 @@ def test_unequal_rounds_are_told_on_each_host_whose_nodes_have_no_standard_error
     hosts = len({job.roster.host_of(worker) for worker in longer})
     assert len(lines) == hosts, lines
     assert all(line.startswith("multiverso: table 1: ") and " after 4)" in line for line in lines)
+
+
+@pytest.mark.parametrize("fragments", [1, 3])
+def test_fragments_that_take_turns_have_the_bits_of_one_host(fragments: int) -> None:
+    def work(session: Session) -> list[bytes]:
+        rule, seen = local_sgd(), []
+        shared = SharedParams([np.zeros(200, "f4")], every=3, fragments=fragments, rule=rule, session=session)
+        for step in range(10):
+            shared.arrays[0] += np.random.default_rng([session.worker_id, step]).standard_normal(200).astype("f4")
+            shared.step()
+            seen.append(shared.arrays[0].tobytes())
+        shared.finish(shared.exchange)
+        return [*seen, shared.arrays[0].tobytes()]
+
+    with rehearsal(2, 1) as job:
+        assert job.run(work, **SYNC) == on_one_host(3, work, **SYNC)

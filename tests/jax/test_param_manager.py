@@ -69,16 +69,20 @@ def test_other_trees_and_dtypes_are_refused(alone: None) -> None:
         manager.transformation()
     with pytest.raises(ValueError, match="number of steps"):
         ParamManager([jnp.ones(2)], every=timedelta(seconds=1)).transformation()
+    with pytest.raises(ValueError, match="all fragments at once"):
+        ParamManager([jnp.ones(2)], every=2, fragments=2).transformation()
     with pytest.raises(ValueError, match="pass the parameters"):
         ParamManager([jnp.ones(2)]).transformation().update([jnp.ones(2)], None)
 
 
 def test_every_so_many_steps(alone: None) -> None:
-    manager = ParamManager([jnp.zeros(2)], every=3)
-    params = manager.params
-    for _ in range(7):
-        params = manager.step(params)
-    assert [table["exchanges"] for table in mv.stats()["tables"].values()] == [2]
+    for options, expected in (({"every": 3}, [2]), ({"every": 4, "fragments": 2}, [2, 1])):
+        manager = ParamManager([jnp.zeros(2)], **options)
+        before = len(mv.stats()["tables"]) - len(expected)
+        params = manager.params
+        for _ in range(7):
+            params = manager.step(params)
+        assert [table["exchanges"] for table in mv.stats()["tables"].values()][before:] == expected
 
 
 def jitted(sync: bool, every: int, steps: int, size: int) -> Any:

@@ -62,10 +62,10 @@ def fit(freq: int, sync: bool) -> dict[str, Any]:
     with pytest.raises(RuntimeError, match="make a new one"):
         callback.kpm.sync_all_param()
     frozen.trainable = True
-    newer = ParamManager(model)
+    newer = ParamManager(model, every=4, fragments=2)
     with pytest.raises(RuntimeError, match="a newer manager"):
         callback.kpm.sync_all_param()
-    newer.sync_all_param()
+    assert [newer.step() for _ in range(4)] == [False, True] * 2
     unbuilt = keras.Sequential([keras.layers.Dense(2)])
     with pytest.raises(ValueError, match="no weights yet"):
         ParamManager(unbuilt)

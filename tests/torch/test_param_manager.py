@@ -321,12 +321,12 @@ def test_parameters_of_the_same_shapes_and_other_names_are_refused(theirs: list[
         assert all(text.count("by the names") == 2 for text in said), said
 
 
-def overlapped(steps: int, sync: bool) -> Any:
+def overlapped(steps: int, sync: bool, fragments: int) -> Any:
     mv.init(sync=sync)
     model = nn.Sequential(nn.Linear(3, 3, bias=False), nn.Linear(3, 3, bias=False).double())
     for p in model.parameters():
         nn.init.constant_(p, mv.worker_id())
-    manager = ParamManager(model, overlap=True, every=2)
+    manager = ParamManager(model, overlap=True, every=2, fragments=fragments)
     for _ in range(steps):
         with torch.no_grad():
             for p in model.parameters():
@@ -337,8 +337,9 @@ def overlapped(steps: int, sync: bool) -> Any:
 
 
 @pytest.mark.parametrize("sync", [False, True])
-def test_overlapped_exchanges_lose_nothing(sync: bool) -> None:
-    for values in ended(overlapped, 9, sync):
+@pytest.mark.parametrize("fragments", [1, 2])
+def test_overlapped_exchanges_lose_nothing(sync: bool, fragments: int) -> None:
+    for values in ended(overlapped, 9, sync, fragments):
         assert [value.dtype.name for value in values] == ["float32", "float64"]
         for value in values:
             np.testing.assert_array_equal(value, 9 * 3)
@@ -557,7 +558,7 @@ def two_managers(sync: bool) -> Any:
 JOBS = [
     (frozen_work,),
     *((small_changes, dtype) for dtype in (torch.bfloat16, torch.float16)),
-    *((overlapped, 9, sync) for sync in (False, True)),
+    *((overlapped, 9, sync, fragments) for sync in (False, True) for fragments in (1, 2)),
     (by_rule, True, mv.rules.model_averaging()),
     (by_rule, False, mv.rules.easgd(0.5)),
     *((loaded_after, how) for how in LOADS),

@@ -32,6 +32,9 @@ class ParamManager:
         params: a pytree of arrays: a dict, a flax or equinox module, ...
         statistics: another one, to be averaged.
         every: `step` and `transformation` exchange at every N-th call (`step`: or after a ``timedelta``).
+        fragments: the parameters are cut into so many parts that take turns, each at every ``every`` steps, so that
+            the peak of bandwidth is that much lower (`multiverso.params.SharedParams`);
+            not with `transformation`.
         rule: how parameters are exchanged (`multiverso.rules`, or ``"easgd"``); ASGD by default: changes add up.
         session: the session to use instead of the current one.
 
@@ -61,10 +64,11 @@ class ParamManager:
         *,
         statistics: Any = None,
         every: int | timedelta = 1,
+        fragments: int = 1,
         rule: Rule | RuleName | None = None,
         session: Session | None = None,
     ) -> None:
-        self._every = every
+        self._every, self._fragments = every, fragments
         summed, averaged = _floating(params), _floating(statistics)
         self._trees = (jax.tree.structure(params), jax.tree.structure(statistics))
         paths = [
@@ -78,6 +82,7 @@ class ParamManager:
             [np.asarray(leaf) for leaf in averaged],
             names=[jax.tree_util.keystr(path) for path in paths],
             every=every,
+            fragments=fragments,
             rule=rule,
             session=session,
         )
@@ -221,7 +226,7 @@ class ParamManager:
         Statistics are not part of it.
 
         Raises:
-            ValueError: ``every`` is a time, or the manager has statistics.
+            ValueError: ``every`` is a time, or the manager has statistics or fragments.
 
         Examples:
             >>> optimizer = optax.chain(optax.adam(1e-3), manager.transformation())  # doctest: +SKIP
@@ -231,6 +236,10 @@ class ParamManager:
         if self._shared.statistics:
             raise ValueError(
                 "a transformation sees no statistics: call step(params, statistics) after the step instead"
+            )
+        if self._fragments > 1:
+            raise ValueError(
+                "a transformation exchanges all fragments at once: call step(params) after the step instead"
             )
         every = self._every
 

@@ -26,6 +26,8 @@ class ParamManager(Resumable):
     Args:
         model: a built model.
         every: `step` exchanges at every N-th call (a bare number), or after that much time (a ``timedelta``).
+        fragments: the parameters are cut into so many parts that take turns, each at every ``every`` steps, so that
+            the peak of bandwidth is that much lower (`multiverso.params.SharedParams`).
         rule: how weights are exchanged (`multiverso.rules`, or a name: ``"easgd"``); changes add up (ASGD) by default.
         session: the session to use instead of the current one.
 
@@ -45,6 +47,7 @@ class ParamManager(Resumable):
         model: Any,
         *,
         every: int | timedelta = 1,
+        fragments: int = 1,
         rule: Rule | RuleName | None = None,
         session: Session | None = None,
     ) -> None:
@@ -63,7 +66,9 @@ class ParamManager(Resumable):
         self._order = sorted(range(len(values)), key=lambda index: not self._trained[index])
         ordered = [values[index] for index in self._order]
         summed = sum(self._trained)
-        self._shared = SharedParams(ordered[:summed], ordered[summed:], every=every, rule=rule, session=session)
+        self._shared = SharedParams(
+            ordered[:summed], ordered[summed:], every=every, fragments=fragments, rule=rule, session=session
+        )
         self._shared.hold.take(self._weights)
         self._assign(self._shared.values())
         self._shared.model = Model(

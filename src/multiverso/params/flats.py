@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from datetime import timedelta
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from multiverso.checks import whole
+from multiverso.errors import NotInThisJobError
 from multiverso.params.rows import RowExchange
 from multiverso.params.values import check_alike, shared_dtype
 from multiverso.rules import Rule, share
 from multiverso.rules.averaging import share_of_difference, take_centre
 from multiverso.rules.shared import Shared
+from multiverso.runtime import Session
 from multiverso.tables import TableHandler
 
 Array = NDArray[Any]
@@ -117,19 +121,28 @@ class Packed:
 
     Attributes:
         views: one for each array, of its shape, in float32 or float64: a part of a buffer.
-        flats: the buffers beside their tables, in the order in which they are exchanged.
-        members: of each, the numbers of the arrays that are in it, in their order.
+        flats: the parts of buffers beside their tables, in the order in which they are exchanged.
+        fragments: the same by the exchange that merges them: those of each take turns.
+        buffers: of each buffer its parts, and the numbers of the arrays that are in it, both in their order.
     """
 
     views: list[Array]
-    flats: list[Flat | RowExchange]
-    members: list[list[int]]
+    fragments: list[list[Flat | RowExchange]]
+    flats: list[Flat | RowExchange] = field(default_factory=list)
+    buffers: list[tuple[list[Flat | RowExchange], list[int]]] = field(default_factory=list)
+
+    def add(self, parts: list[Flat | RowExchange], members: list[int]) -> None:
+        """Adds a buffer; its last part belongs to the last fragment."""
+        self.buffers.append((parts, members))
+        self.flats.extend(parts)
+        for fragment, part in zip(self.fragments[-len(parts) :], parts, strict=True):
+            fragment.append(part)
 
     def centre(self) -> list[Array]:
         """Returns copies of the shared arrays as they are now, in the views' order, shapes and dtypes."""
         out = [view.copy() for view in self.views]
-        for flat, members in zip(self.flats, self.members, strict=True):
-            values, start = flat.table.snapshot().reshape(-1), 0
+        for parts, members in self.buffers:
+            values, start = np.concatenate([part.table.snapshot().reshape(-1) for part in parts]), 0
             for index in members:
                 out[index][...] = values[start : start + out[index].size].reshape(out[index].shape)
                 start += out[index].size
@@ -142,6 +155,7 @@ def pack(
     allocate: Callable[[int, np.dtype[Any]], Array],
     rule: Rule,
     whole_every: int,
+    fragments: int,
     name: str | None,
     holds: str,
     **more: Any,
@@ -152,7 +166,7 @@ def pack(
         given: each array, and whether it is averaged.
         in_rows: the numbers of the matrices that are exchanged by rows.
         allocate: makes a buffer, given its size and dtype.
-        rule, whole_every, name: as for `SharedParams`. The same order in every worker.
+        rule, whole_every, fragments, name: as for `SharedParams`. The same order in every worker.
         holds: what lies in the buffers, in words.
         more: the session, and whose values count.
     """
@@ -160,7 +174,7 @@ def pack(
     for index, (array, averaged) in enumerate(given):
         if index not in in_rows:
             groups.setdefault((averaged, shared_dtype(array.dtype)), []).append(index)
-    packed = Packed([np.empty(0)] * len(given), [], [])
+    packed = Packed([np.empty(0)] * len(given), [[] for _ in range(fragments)])
     for (averaged, dtype), members in sorted(groups.items(), key=str):
         flat = allocate(sum(given[index][0].size for index in members), dtype)
         start = 0
@@ -170,13 +184,32 @@ def pack(
             packed.views[index][...] = array
             start += array.size
         if flat.size:
-            packed.flats.append(_share_flat(flat, averaged, rule, name, holds=holds, **more))
-            packed.members.append(members)
+            parts = np.array_split(flat, 1 if averaged else min(fragments, flat.size))
+            shared: list[Flat | RowExchange] = []
+            for index, part in enumerate(parts):
+                called = name if name is None or len(parts) == 1 else f"{name}/{index}"
+                shared.append(_share_flat(part, averaged, rule, called, holds=holds, **more))
+            packed.add(shared, members)
     for number, index in enumerate(in_rows):
         array = given[index][0]
         packed.views[index] = view = allocate(array.size, array.dtype).reshape(array.shape)
         view[...] = array
         called = None if name is None else f"{name}/matrix/{number}"
-        packed.flats.append(RowExchange(view, rule, whole_every=whole_every, name=called, **more))
-        packed.members.append([index])
+        packed.add([RowExchange(view, rule, whole_every=whole_every, name=called, **more)], [index])
     return packed
+
+
+def steps_between_turns(every: int | timedelta, fragments: int, session: Session) -> int | timedelta:
+    """Returns the time, or the steps, from one fragment's exchange to the next one's."""
+    if whole(fragments, "fragments", 1) == 1:
+        return every
+    if session.consistency.by_quorum:
+        raise NotInThisJobError(
+            f"fragments={fragments} in a job with a quorum: late workers wait for a fragment's next turn, and those "
+            "left may then be too few for the other fragments; leave fragments= or quorum= out"
+        )
+    if isinstance(every, timedelta):
+        return every / fragments
+    if isinstance(every, int) and every % fragments:
+        raise ValueError(f"fragments take turns at equal intervals: every={every} is no multiple of {fragments}")
+    return every // fragments

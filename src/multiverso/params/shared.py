@@ -20,7 +20,7 @@ from multiverso.checkpoints.parts import Parts, check_own
 from multiverso.checks import whole
 from multiverso.deadline import Due
 from multiverso.errors import InterruptedRoundError
-from multiverso.params.flats import Averaged, Flat, pack
+from multiverso.params.flats import Averaged, Flat, pack, steps_between_turns
 from multiverso.params.hold import Hold, Use
 from multiverso.params.rows import RowExchange, goes_by_rows
 from multiverso.params.values import Files, Model, Values, placed
@@ -75,6 +75,7 @@ class SharedParams:
         whole_every: int = 100,
         name: str | None = None,
         every: int | timedelta = 1,
+        fragments: int = 1,
         initial: Initial = "master",
         rule: Rule | RuleName | None = None,
         names: Sequence[str] = (),
@@ -92,6 +93,9 @@ class SharedParams:
             name: create the tables, or attach to those of this name.
             every: a bare number counts calls of `step`, a ``datetime.timedelta`` is the time since the last exchange.
                 Time does not tick alike in all workers, so a synchronous job refuses it.
+            fragments: into so many equal parts the parameters are cut. They take turns, each at every ``every`` steps,
+                so the peak of bandwidth is that much lower (Streaming DiLoCo, Douillard et al. 2025, arXiv:2501.18512).
+                All are whole then, matrices too.
             initial: whose values count, as in `multiverso.ArrayTableHandler`.
             rule: how parameters are exchanged: one of `multiverso.rules`, or its name; ASGD by default: changes add up.
             names: what the arrays are called, in the order of the lists; workers with other names are refused.
@@ -102,7 +106,9 @@ class SharedParams:
             DtypeMismatchError: an array that is not of a floating dtype; nothing has been made then.
             TableMismatchError: other workers share other arrays, or by other names.
             ValueError: no arrays at all; a name that is not a text; ``every`` below one call or not above zero time;
-                a rule that is not defined for the session's consistency.
+                a rule that is not defined for the session's consistency; ``every`` steps that ``fragments`` do not
+                divide.
+            NotInThisJobError: fragments in a job with a quorum.
         """
         given = [(np.asarray(array), False) for array in arrays]
         given += [(np.asarray(array), True) for array in statistics]
@@ -114,7 +120,9 @@ class SharedParams:
         whole_every = whole(whole_every, "whole_every", 1)
         session = session or current()
         rule = rule_of(rule, session.workers_num)
-        in_rows = range(dense, len(given)) if goes_by_rows(rule, session) and whole_every > 1 else range(0)
+        every = steps_between_turns(every, fragments, session)
+        by_rows = goes_by_rows(rule, session) and whole_every > 1 and fragments == 1
+        in_rows = range(dense, len(given)) if by_rows else range(0)
         check_mode(rule, session.consistency)  # before any table is made
         self._session = session
         self.workers_num = session.workers_num
@@ -127,12 +135,15 @@ class SharedParams:
                 "every= by time lets workers exchange unequally often, and a synchronous round needs all of "
                 "them: give a number of steps"
             )
-        self._at = 0  # how many of the tables an exchange has done
+        self._at = 0  # how many of its tables an exchange has done
+        self._turn = 0  # of which fragment the next exchange is that `due` asks for
+        self._by_turn = False  # whether the next exchange is of one fragment
+        self._partly = False  # whether the last one was, and has not ended
         self._begun = False  # whether a call of `as_one_call` has taken the model's values and not returned
         self._taken: list[Any] | None = None  # by a `sync` that raised
         self.ending = 0  # how far `finish` is
         tables: dict[str, Any] = {"name": name, "holds": _words_of(names), "initial": initial, "session": session}
-        self._packed = pack(given, in_rows, allocate, rule, whole_every, **tables)
+        self._packed = pack(given, in_rows, allocate, rule, whole_every, fragments, **tables)
         self._flats, views = self._packed.flats, self._packed.views
         self._values = Values(views, [array.dtype for array, _ in given])
         self.arrays = views[: len(arrays)]
@@ -165,7 +176,7 @@ class SharedParams:
         if taken_before is not None:  # the call before this one raised
             changes = self._values.changed_since(values, taken_before)
             if changes:  # and training continued: that one first, and then what was learned since
-                self._exchange()
+                self._exchange(by_turn=self._by_turn)
                 new, taken = self._values.plus(changes), [np.array(value) for value in values]
                 # no exception comes between these
                 self._values.placing, self._taken, self._at = new, taken, 0
@@ -195,10 +206,12 @@ class SharedParams:
         if not self._begun:
             take()
             self._begun = True
-        self._exchange(whole)
+        self._exchange(whole, self._by_turn)
         result = give()
         self._due.restart()
-        self._at, self._begun = 0, False  # last, so that no exception comes between this and the return
+        turn = self._next_turn()
+        # last, so that no exception comes between this and the return
+        self._turn, self._at, self._partly, self._by_turn, self._begun = turn, 0, False, False, False
         return result
 
     def exchange(self, whole: bool = True) -> None:
@@ -240,23 +253,35 @@ class SharedParams:
         """Counts steps from here, and returns what exchanges: for another thread, during training."""
         self.hold.check()
         self._due.restart()
+        self._by_turn = False  # that of the next exchange; this one's is what `_exchange_beside` says
         return self._exchange_beside
 
     def _exchange_beside(self) -> None:
-        self._exchange()
-        self._at = 0
+        self._exchange(by_turn=len(self._packed.fragments) > 1)
+        self._turn, self._at, self._partly = self._next_turn(), 0, False
 
     def make_due(self) -> None:
         """Makes an exchange due at the next step: one that was begun has failed."""
         self._due.make_due()
 
-    def _exchange(self, whole: bool = True) -> None:
+    def _exchange(self, whole: bool = True, by_turn: bool = False) -> None:
         self._session.check()
         self._use.shared = True
-        while self._at < len(self._flats):
+        by_turn = by_turn and not self.ending
+        if self._partly and not by_turn:  # where others wait
+            self._exchange_tables(self._packed.fragments[self._turn], whole)
+            self._turn, self._at, self._partly = self._next_turn(), 0, False
+        self._partly = by_turn
+        self._exchange_tables(self._packed.fragments[self._turn] if by_turn else self._flats, whole)
+
+    def _exchange_tables(self, flats: Sequence[Flat | RowExchange], whole: bool) -> None:
+        while self._at < len(flats):
             workers = self._session.workers_num
-            self._flats[self._at].exchange(workers, whole, self.ending > 0)
+            flats[self._at].exchange(workers, whole, self.ending > 0)
             self._at += 1  # no exception comes between the two
+
+    def _next_turn(self) -> int:
+        return (self._turn + self._partly) % len(self._packed.fragments)
 
     def centre(self) -> list[Array]:
         """Returns copies of the shared arrays and then statistics as they are now: what to validate and save.
@@ -346,6 +371,7 @@ class SharedParams:
             "model": parts.own,
             "narrow": narrow,
             "steps": self._due.count,
+            "turn": self._turn,
             "flats": [flat.state() for flat in self._flats],
         }
         return Parts(state, parts.common)
@@ -362,6 +388,7 @@ class SharedParams:
         self._due.resume(parts.own["steps"])
         self._use.shared = True
         self._at, self._begun, self._values.placing, self._taken, self.ending = 0, False, {}, None, 0
+        self._turn, self._partly, self._by_turn = parts.own.get("turn", 0), False, False
         self.newcomer = parts.newcomer
         for index, flat in enumerate(self._flats):
             if parts.newcomer:
@@ -379,7 +406,11 @@ class SharedParams:
     def due(self) -> bool:
         """Counts one step of training; returns whether an exchange is due now, or one that raised is to be finished."""
         self.ending = 0  # a `finish` that raised is over where training continues
-        return self._begun or self._due.step()
+        if self._begun:
+            return True
+        due = self._due.step()
+        self._by_turn = due and len(self._packed.fragments) > 1
+        return due
 
     def step(self) -> bool:
         """Counts one step of training and exchanges when that is due; returns whether it did."""

@@ -22,6 +22,8 @@ class ParamManager(Resumable):
             listed twice (tied parameters) is shared once.
         statistics: shared variables that are averaged and not summed: a batch normalisation's running mean.
         every: `step` exchanges at every N-th call (a bare number), or after that much time (a ``timedelta``).
+        fragments: the parameters are cut into so many parts that take turns, each at every ``every`` steps, so that
+            the peak of bandwidth is that much lower (`multiverso.params.SharedParams`).
         rule: how parameters are exchanged (`multiverso.rules`, or a name: ``"easgd"``); changes add up by default.
         name: create, or attach to, the tables of this name.
         session: the session to use instead of the current one.
@@ -41,6 +43,7 @@ class ParamManager(Resumable):
         statistics: Iterable[Any] = (),
         *,
         every: int | timedelta = 1,
+        fragments: int = 1,
         rule: Rule | RuleName | None = None,
         name: str | None = None,
         session: Session | None = None,
@@ -56,6 +59,7 @@ class ParamManager(Resumable):
             [array_of(variable) for variable in averaged],
             name=name,
             every=every,
+            fragments=fragments,
             rule=rule,
             session=session,
         )

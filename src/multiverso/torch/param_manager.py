@@ -51,6 +51,8 @@ class ParamManager(Resumable):
     Args:
         module: moved to its device and converted to its dtype before; devices may differ.
         every: `step` exchanges at every N-th call (a bare number), or after that much time (a ``timedelta``).
+        fragments: the parameters are cut into so many parts that take turns, each at every ``every`` steps, so that
+            the peak of bandwidth is that much lower (`multiverso.params.SharedParams`).
         rule: how parameters are exchanged (`multiverso.rules`, or ``"easgd"``); ASGD by default: changes add up.
         statistics: the names of the buffers to average, instead of those named ``running_...``.
         whole_every: sparse embeddings are exchanged by rows, and whole at every N-th exchange and by each
@@ -91,6 +93,7 @@ class ParamManager(Resumable):
         module: torch.nn.Module,
         *,
         every: int | timedelta = 1,
+        fragments: int = 1,
         rule: Rule | RuleName | None = None,
         statistics: Iterable[str] | None = None,
         whole_every: int = 100,
@@ -106,7 +109,7 @@ class ParamManager(Resumable):
         self._structure = Structure(module, statistics)
         self._overlap = overlap
         self._flight: _Flight | None = None
-        dense, self._sparse = _grouped(self._structure, overlap, lookups_of(module))
+        dense, self._sparse = _grouped(self._structure, overlap, lookups_of(module) if fragments == 1 else {})
         self._groups: list[InPlace | Staged] = [*dense, *self._sparse]
         if not self._groups:
             raise ValueError(
@@ -120,6 +123,7 @@ class ParamManager(Resumable):
             [group.initial().reshape(group.tensors[0].shape) for group in self._sparse],
             every=every,
             whole_every=whole_every,
+            fragments=fragments,
             rule=rule,
             names=[_plain(called[id(tensor)]) for group in in_order for tensor in group.tensors],
             allocate=partial(_memory, pinned=any(group.tensors[0].is_cuda for group in self._groups)),
