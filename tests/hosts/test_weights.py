@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,7 @@ from multiverso.runtime import Session
 MODES: list[dict[str, Any]] = [{}, {"quorum": 3}]
 
 
-def rounds(session: Session) -> list[bytes]:
+def rounds(session: Session, later: bool = False) -> list[bytes]:
     """With a weight, with two, with one beside none, with none, and with nothing added."""
     me = session.worker_id
     drawn = np.random.default_rng(me)
@@ -25,8 +26,9 @@ def rounds(session: Session) -> list[bytes]:
     seen = []
     for weights in ([me + 1], [3, 2 * me + 1], [5, None], [None], []):
         for weight in weights:
-            table.add(drawn.standard_normal(table.size).astype("f4"), weight=weight)
-            matrix.add(drawn.standard_normal((2, 3)), row_ids=[3, me], weight=weight)
+            add, add_rows = (table.add_async, matrix.add_async) if later else (table.add, matrix.add)
+            add(drawn.standard_normal(table.size).astype("f4"), weight=weight)
+            add_rows(drawn.standard_normal((2, 3)), row_ids=[3, me], weight=weight)
         seen += [bits(table.get()), bits(matrix.get())]
     session.barrier()
     return seen
@@ -49,6 +51,7 @@ def test_the_bits_are_those_of_the_formula_everywhere(options: dict[str, Any]) -
     alone = together(rounds, 3, sync=True, **options)
     assert alone[0][::2] == [*expected, expected[-1]]
     assert alone[1:] == alone[:1] * 2
+    assert together(partial(rounds, later=True), 3, sync=True, **options) == alone
     for hosts in ((1, 1, 1), (2, 1)):
         with rehearsal(*hosts) as job:
             assert job.run(rounds, sync=True, **options) == alone
@@ -75,8 +78,11 @@ def test_who_is_late_brings_its_weight_to_the_next_round() -> None:
 @pytest.mark.parametrize("options", [{}, {"sync": True}], ids=str)
 def test_a_weight_where_there_is_no_mean_of_a_round_is_refused(options: dict[str, Any]) -> None:
     def work(session: Session) -> list[Any]:
+        matrix = mv.MatrixTableHandler(1, 1, session=session)
         mean = mv.ArrayTableHandler(1, updater="mean", session=session)
         total = mv.ArrayTableHandler(1, session=session)
+        assert isinstance(outcome(lambda: total.add_async([1.0], weight=2)), NotInThisJobError)
+        assert isinstance(outcome(lambda: matrix.add_async([1.0], [0], weight=2)), NotInThisJobError)
         errors = [outcome(lambda: total.add([1.0], weight=2))]
         errors += [outcome(lambda w=w: mean.add([1.0], weight=w)) for w in (2, 0, 1.5, 1 << 25)]  # type: ignore[misc]
         if options:

@@ -123,10 +123,12 @@ class TableHandler(HeldTable[Scalar]):
         if weight is None:
             operations.run(ADD, operations.how.add, (delta,))
         else:
-            self._run_weighted(ADD, weight, (delta,))
+            self._weighted(ADD, weight, (delta,))[1]()
 
-    def _run_weighted(self, kind: Kind, weight: int, arguments: tuple[Array, ...]) -> None:
-        """Adds with a weight; the delta is the last argument."""
+    def _weighted(
+        self, kind: Kind, weight: int, arguments: tuple[Array, ...]
+    ) -> tuple[tuple[Array, ...], Callable[[], None]]:
+        """Returns an add with a weight: its arguments, of which the delta is the last, and what does it."""
         *ids, delta = arguments
         if not (self._spec.mean and self._how.in_rounds):
             raise NotInThisJobError(
@@ -134,7 +136,8 @@ class TableHandler(HeldTable[Scalar]):
             )
         number = whole(weight, "weight", 1, MOST_WEIGHT)
         add = partial(getattr(self._how, kind.name), weight=number)
-        self._operations.run(kind, add, (*ids, delta * delta.dtype.type(number)))
+        weighted = (*ids, delta * delta.dtype.type(number))
+        return weighted, lambda: self._operations.run(kind, add, weighted)
 
     def exchange(self, local: Any, last: Any, *, timeout_seconds: float | None = None) -> None:
         """Pushes ``local - last`` and pulls the result into both, in one pass over the memory.
@@ -167,7 +170,7 @@ class TableHandler(HeldTable[Scalar]):
 
     # -- in the background -----------------------------------------------------------------------------------
 
-    def add_async(self, data: Any) -> Pending[None]:
+    def add_async(self, data: Any, *, weight: int | None = None) -> Pending[None]:
         """Like `add`, in the background. The data are copied first, so they may change at once.
 
         Operations of one worker on one table are done in the order of the calls, and later synchronous calls
@@ -175,7 +178,10 @@ class TableHandler(HeldTable[Scalar]):
         """
         self._session.check()
         delta = np.array(self._transformed(as_whole(data, self._spec, "data")))
-        return self._later(ADD, (delta,))
+        return self._add_later(ADD, weight, (delta,))
+
+    def _add_later(self, kind: Kind, weight: int | None, arguments: tuple[Array, ...]) -> Pending[None]:
+        return self._later(kind, *((arguments,) if weight is None else self._weighted(kind, weight, arguments)))
 
     @overload
     def get_async(self, out: None = None) -> Pending[npt.NDArray[Scalar]]: ...

@@ -255,7 +255,7 @@ class MatrixTableHandler(TableHandler[Scalar]):
         if weight is None:
             operations.run(ADD_ROWS, operations.how.add_rows, (ids, delta))
         else:
-            self._run_weighted(ADD_ROWS, weight, (ids, delta))
+            self._weighted(ADD_ROWS, weight, (ids, delta))[1]()
 
     def exchange(self, local: Any, last: Any, row_ids: Any = None, *, timeout_seconds: float | None = None) -> None:
         """Pushes ``local - last`` and pulls the result into both: of the whole matrix, or of some of its rows.
@@ -306,15 +306,15 @@ class MatrixTableHandler(TableHandler[Scalar]):
         self._how.get_rows_again(ids, output.flat)
         return output.give()
 
-    def add_async(self, data: Any, row_ids: Any = None) -> Pending[None]:
+    def add_async(self, data: Any, row_ids: Any = None, *, weight: int | None = None) -> Pending[None]:
         """Like `add`, in the background; see `TableHandler.add_async`."""
         if row_ids is None:
-            return super().add_async(data)
+            return super().add_async(data, weight=weight)
         self._session.check()
         ids, delta = self._rows(data, row_ids)
         ids, delta = np.array(ids), np.array(self._transformed(delta, ids.size))
         refuse_bad_rows(ids, self._spec)  # now: perhaps no caller waits for what goes into the queue
-        return self._later(ADD_ROWS, (ids, delta))
+        return self._add_later(ADD_ROWS, weight, (ids, delta))
 
     @overload  # type: ignore[override]
     def get_async(self, row_ids: Any = None, out: None = None) -> Pending[npt.NDArray[Scalar]]: ...
