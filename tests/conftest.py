@@ -203,7 +203,11 @@ def _processes() -> dict[int, str]:
             fields = _fields(pid)
             if fields[0] in b"ZX" or int(fields[19]) < BEGAN:  # older than this process: nothing of ours
                 continue
-            environment = _read(f"/proc/{name}/environ")
+            environment, until = _read(f"/proc/{name}/environ"), time.monotonic() + 1
+            # in the middle of an exec it has none yet; nor has the kernel's own, without memory
+            while not environment and int(_fields(pid)[20]) and time.monotonic() < until:
+                time.sleep(0.001)
+                environment = _read(f"/proc/{name}/environ")
             if int(fields[1]) == me or token in environment or not environment:
                 unsettled.add(pid)
             if int(fields[1]) != me and token not in environment:
