@@ -33,7 +33,7 @@ class ParamManager:
         statistics: another one, to be averaged.
         every: `step` and `transformation` exchange at every N-th call (`step`: or after a ``timedelta``).
         fragments: the parameters are cut into so many parts that take turns, each at every ``every`` steps, so that
-            the peak of bandwidth is that much lower (`multiverso.params.SharedParams`);
+            each exchange moves that much less (`multiverso.params.SharedParams`);
             not with `transformation`.
         rule: how parameters are exchanged (`multiverso.rules`, or ``"easgd"``); ASGD by default: changes add up.
         session: the session to use instead of the current one.

@@ -27,7 +27,7 @@ class ParamManager(Resumable):
         model: a built model.
         every: `step` exchanges at every N-th call (a bare number), or after that much time (a ``timedelta``).
         fragments: the parameters are cut into so many parts that take turns, each at every ``every`` steps, so that
-            the peak of bandwidth is that much lower (`multiverso.params.SharedParams`).
+            each exchange moves that much less (`multiverso.params.SharedParams`).
         rule: how weights are exchanged (`multiverso.rules`, or a name: ``"easgd"``); changes add up (ASGD) by default.
         session: the session to use instead of the current one.
 

@@ -94,7 +94,7 @@ class SharedParams:
             every: a bare number counts calls of `step`, a ``datetime.timedelta`` is the time since the last exchange.
                 Time does not tick alike in all workers, so a synchronous job refuses it.
             fragments: into so many equal parts the parameters are cut. They take turns, each at every ``every`` steps,
-                so the peak of bandwidth is that much lower (Streaming DiLoCo, Douillard et al. 2025, arXiv:2501.18512).
+                so each exchange moves that much less (Streaming DiLoCo, Douillard et al. 2025, arXiv:2501.18512).
                 All are whole then, matrices too.
             initial: whose values count, as in `multiverso.ArrayTableHandler`.
             rule: how parameters are exchanged: one of `multiverso.rules`, or its name; ASGD by default: changes add up.

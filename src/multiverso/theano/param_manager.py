@@ -23,7 +23,7 @@ class ParamManager(Resumable):
         statistics: shared variables that are averaged and not summed: a batch normalisation's running mean.
         every: `step` exchanges at every N-th call (a bare number), or after that much time (a ``timedelta``).
         fragments: the parameters are cut into so many parts that take turns, each at every ``every`` steps, so that
-            the peak of bandwidth is that much lower (`multiverso.params.SharedParams`).
+            each exchange moves that much less (`multiverso.params.SharedParams`).
         rule: how parameters are exchanged (`multiverso.rules`, or a name: ``"easgd"``); changes add up by default.
         name: create, or attach to, the tables of this name.
         session: the session to use instead of the current one.

@@ -52,7 +52,7 @@ class ParamManager(Resumable):
         module: moved to its device and converted to its dtype before; devices may differ.
         every: `step` exchanges at every N-th call (a bare number), or after that much time (a ``timedelta``).
         fragments: the parameters are cut into so many parts that take turns, each at every ``every`` steps, so that
-            the peak of bandwidth is that much lower (`multiverso.params.SharedParams`).
+            each exchange moves that much less (`multiverso.params.SharedParams`).
         rule: how parameters are exchanged (`multiverso.rules`, or ``"easgd"``); ASGD by default: changes add up.
         statistics: the names of the buffers to average, instead of those named ``running_...``.
         whole_every: sparse embeddings are exchanged by rows, and whole at every N-th exchange and by each
