@@ -181,7 +181,11 @@ class TableHandler(HeldTable[Scalar]):
         return self._add_later(ADD, weight, (delta,))
 
     def _add_later(self, kind: Kind, weight: int | None, arguments: tuple[Array, ...]) -> Pending[None]:
-        return self._later(kind, *((arguments,) if weight is None else self._weighted(kind, weight, arguments)))
+        # a call with *arguments lets handlers run after it: what they raised would have the add queued and not returned
+        if weight is None:
+            return self._later(kind, arguments)
+        weighted, add = self._weighted(kind, weight, arguments)
+        return self._later(kind, weighted, add)
 
     @overload
     def get_async(self, out: None = None) -> Pending[npt.NDArray[Scalar]]: ...
