@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import random
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -94,6 +96,80 @@ def test_nothing_is_lost_at_the_end(
 
 class Stop(Exception):
     pass
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("options", [{}, {"sync": True}], ids=str)
+def test_calls_that_are_stopped_between_tables_are_finished_by_the_next_ones(
+    options: dict[str, Any], seed: int
+) -> None:
+    def work(session: Session, chance: float) -> Any:
+        arrays = [np.zeros(7, np.float32), np.zeros(5)]
+        shared = SharedParams(arrays, [np.zeros(2, np.float32)], every=3, fragments=3, session=session)
+        calls, stops = random.Random(seed), random.Random(seed + 9 * session.worker_id)
+
+        def stopping(exchange: Any) -> Any:
+            def stop_or_exchange(*arguments: Any) -> None:
+                if stops.random() < chance:
+                    raise Stop
+                exchange(*arguments)
+
+            return stop_or_exchange
+
+        for flat in shared._flats:
+            flat.exchange = stopping(flat.exchange)  # type: ignore[method-assign]
+        seen = []
+        for number in range(40):
+            for array in shared.arrays:
+                array += 1 + number % 3
+            call = calls.choice([shared.step, shared.step, shared.exchange, lambda: shared.finish(shared.exchange)])
+            while outcome(call).__class__ is Stop and (options or stops.random() < 0.5):
+                pass  # or another call is made next
+            seen.append([array.tolist() for array in shared.arrays])
+        while outcome(lambda: shared.finish(shared.exchange)).__class__ is Stop:
+            pass
+        return seen if options else None, [array.tolist() for array in shared.arrays]
+
+    workers = 1 + bool(options)
+    calm = together(lambda session: work(session, 0.0), workers, **options)
+    assert together(lambda session: work(session, 0.4), workers, **options) == calm
+    total = float(sum(1 + number % 3 for number in range(40)) * workers)
+    assert calm[0][1] == [[total] * 7, [total] * 5]
+
+
+def test_a_step_that_was_refused_leaves_the_next_call_whole() -> None:
+    def work(session: Session) -> Any:
+        shared = SharedParams([np.zeros(4, np.float32)], every=2, fragments=2, session=session)
+        shared.sync([np.ones(4, np.float32)], whole=False)
+        first = shared.centre()[0].tolist()
+        refused = outcome(lambda: shared.sync([np.ones(3, np.float32)], whole=False))
+        shared.sync([np.ones(4, np.float32)])
+        return first, type(refused), shared.centre()[0].tolist()
+
+    assert together(work, 1) == [([1.0, 1.0, 0.0, 0.0], mv.errors.ShapeMismatchError, [1.0] * 4)]
+
+
+def test_workers_that_attach_by_name_with_other_fragments_are_told() -> None:
+    def work(session: Session) -> Any:
+        arrays = [np.zeros(8, np.float32)]
+        open_as = partial(SharedParams, arrays, name="m", every=4, session=session)
+        errors = [outcome(partial(open_as, fragments=fragments)) for fragments in (2, 1, 4)]
+        return [type(error) for error in errors[1:]]
+
+    assert together(work, 1) == [[mv.errors.TableMismatchError] * 2]
+
+
+def test_a_turn_that_no_fragment_has_is_refused() -> None:
+    def work(session: Session) -> Any:
+        shared = in_fragments(session, None, 3)
+        parts = shared.collect_parts()
+        return [type(outcome(lambda: shared.check_parts(wrong(parts, turn)))) for turn in (3, -1, "0", None)]  # noqa: B023
+
+    def wrong(parts: Any, turn: Any) -> Any:
+        parts.own["turn"] = turn
+        return parts
+
+    assert together(work, 1) == [[mv.errors.SnapshotError] * 4]
 
 
 def test_a_run_continues_with_the_fragment_whose_turn_it_was(tmp_path: Path) -> None:

@@ -188,12 +188,15 @@ class ParamManager:
         Raises:
             ShapeMismatchError: another tree, or leaves of other shapes; nothing has been exchanged.
         """
+        return self._sync(params, statistics, whole=True)
+
+    def _sync(self, params: Any, statistics: Any, whole: bool) -> Any:
         if (jax.tree.structure(params), jax.tree.structure(statistics)) != self._trees:
             raise ShapeMismatchError(
                 f"expected trees like those that the ParamManager was made with, {self._trees[0]} and statistics "
                 f"{self._trees[1]}; got {jax.tree.structure(params)} and {jax.tree.structure(statistics)}"
             )
-        values = self._shared.sync([np.asarray(leaf) for leaf in _floating(params) + _floating(statistics)])
+        values = self._shared.sync([np.asarray(leaf) for leaf in _floating(params) + _floating(statistics)], whole)
         new = _rebuilt(values, params, statistics)
         return new[0] if statistics is None else new
 
@@ -214,7 +217,7 @@ class ParamManager:
     def step(self, params: Any, statistics: Any = None) -> Any:
         """Counts one training step, and exchanges when that is due; returns as `sync_all_param` does."""
         if self._shared.due():
-            return self.sync_all_param(params, statistics)
+            return self._sync(params, statistics, whole=False)
         return params if statistics is None else (params, statistics)
 
     def transformation(self) -> optax.GradientTransformation:

@@ -85,7 +85,10 @@ class ParamManager(Resumable):
             RuntimeError: the model has other weights now, or others are trainable, than when this manager was
                 made; nothing has been exchanged.
         """
-        self._assign(self._shared.sync(self._values()))
+        self._sync(whole=True)
+
+    def _sync(self, whole: bool) -> None:
+        self._assign(self._shared.sync(self._values(), whole))
 
     def _values(self) -> list[Any]:
         settle(self.model)

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from multiverso.checks import whole
+from multiverso.deadline import Due
 from multiverso.errors import NotInThisJobError
 from multiverso.params.rows import RowExchange
 from multiverso.params.values import check_alike, shared_dtype
@@ -142,7 +143,8 @@ class Packed:
         """Returns copies of the shared arrays as they are now, in the views' order, shapes and dtypes."""
         out = [view.copy() for view in self.views]
         for parts, members in self.buffers:
-            values, start = np.concatenate([part.table.snapshot().reshape(-1) for part in parts]), 0
+            pieces, start = [part.table.snapshot().reshape(-1) for part in parts], 0
+            values = np.concatenate(pieces) if len(pieces) > 1 else pieces[0]
             for index in members:
                 out[index][...] = values[start : start + out[index].size].reshape(out[index].shape)
                 start += out[index].size
@@ -187,7 +189,7 @@ def pack(
             parts = np.array_split(flat, 1 if averaged else min(fragments, flat.size))
             shared: list[Flat | RowExchange] = []
             for index, part in enumerate(parts):
-                called = name if name is None or len(parts) == 1 else f"{name}/{index}"
+                called = f"{name}/{index}" if name is not None and index else name
                 shared.append(_share_flat(part, averaged, rule, called, holds=holds, **more))
             packed.add(shared, members)
     for number, index in enumerate(in_rows):
@@ -208,8 +210,9 @@ def steps_between_turns(every: int | timedelta, fragments: int, session: Session
             f"fragments={fragments} in a job with a quorum: late workers wait for a fragment's next turn, and those "
             "left may then be too few for the other fragments; leave fragments= or quorum= out"
         )
+    Due(every)  # refuses what is neither
     if isinstance(every, timedelta):
         return every / fragments
-    if isinstance(every, int) and every % fragments:
+    if every % fragments:
         raise ValueError(f"fragments take turns at equal intervals: every={every} is no multiple of {fragments}")
     return every // fragments

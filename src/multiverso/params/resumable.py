@@ -16,14 +16,14 @@ class Resumable:
 
     _shared: SharedParams
 
-    def sync_all_param(self) -> None:
-        """Exchanges now; a subclass knows how."""
+    def _sync(self, whole: bool) -> None:
+        """Exchanges now, as `SharedParams.exchange`; a subclass knows how."""
         raise NotImplementedError
 
     def step(self) -> bool:
         """Counts one training step and exchanges when that is due (``every=``); returns whether it did."""
         if due := self._shared.due():
-            self.sync_all_param()
+            self._sync(whole=False)
         return due
 
     def finish(self) -> None:
@@ -36,7 +36,7 @@ class Resumable:
         Raises:
             WorkerLostError, NodeLostError, DeadlockError, WaitTimeoutError: not all workers came. Call it again.
         """
-        self._shared.finish(self.sync_all_param)
+        self._shared.finish(lambda: self._sync(whole=True))
 
     def save(
         self, directory: str | os.PathLike[str], own: dict[str, Any] | None = None, *, files: Files | None = None

@@ -19,7 +19,7 @@ from multiverso import checkpoints
 from multiverso.checkpoints.parts import Parts, check_own
 from multiverso.checks import whole
 from multiverso.deadline import Due
-from multiverso.errors import InterruptedRoundError
+from multiverso.errors import InterruptedRoundError, SnapshotError
 from multiverso.params.flats import Averaged, Flat, pack, steps_between_turns
 from multiverso.params.hold import Hold, Use
 from multiverso.params.rows import RowExchange, goes_by_rows
@@ -135,10 +135,9 @@ class SharedParams:
                 "every= by time lets workers exchange unequally often, and a synchronous round needs all of "
                 "them: give a number of steps"
             )
-        self._at = 0  # how many of its tables an exchange has done
-        self._turn = 0  # of which fragment the next exchange is that `due` asks for
-        self._by_turn = False  # whether the next exchange is of one fragment
-        self._partly = False  # whether the last one was, and has not ended
+        self._under_way: list[Flat | RowExchange] | None = None  # the tables of an exchange that has not ended
+        self._at = 0  # how many of them it has done
+        self._turn = 0  # which fragment the next step exchanges
         self._begun = False  # whether a call of `as_one_call` has taken the model's values and not returned
         self._taken: list[Any] | None = None  # by a `sync` that raised
         self.ending = 0  # how far `finish` is
@@ -159,7 +158,7 @@ class SharedParams:
         """Returns fresh copies of all arrays and then all statistics, in the dtypes that were handed in."""
         return self._values.give()
 
-    def sync(self, values: Sequence[Any]) -> list[Array]:
+    def sync(self, values: Sequence[Any], whole: bool = True) -> list[Array]:
         """Takes a model's values, exchanges, and returns what they are now: for models that are not views.
 
         Of 16-bit values only what changed since they were given out is taken: the shared ones are finer, and
@@ -167,6 +166,7 @@ class SharedParams:
 
         Args:
             values: all arrays and then all statistics, of the shapes handed in. They are not modified.
+            whole: as for `exchange`.
 
         Raises:
             ShapeMismatchError: other shapes, or another number of arrays; nothing has been exchanged.
@@ -176,15 +176,16 @@ class SharedParams:
         if taken_before is not None:  # the call before this one raised
             changes = self._values.changed_since(values, taken_before)
             if changes:  # and training continued: that one first, and then what was learned since
-                self._exchange(by_turn=self._by_turn)
+                self._exchange(whole)
                 new, taken = self._values.plus(changes), [np.array(value) for value in values]
+                turn = self._next_turn()
                 # no exception comes between these
-                self._values.placing, self._taken, self._at = new, taken, 0
+                self._values.placing, self._taken, self._turn, self._under_way, self._at = new, taken, turn, None, 0
                 self._values.place()
         else:
             self._taken = list(values)
         try:
-            result = self.as_one_call(lambda: self._values.take(values), self.values)
+            result = self.as_one_call(lambda: self._values.take(values), self.values, whole)
         except BaseException:
             if taken_before is None:  # the caller may train on in the same arrays
                 self._taken = [np.array(value) for value in values]
@@ -206,18 +207,19 @@ class SharedParams:
         if not self._begun:
             take()
             self._begun = True
-        self._exchange(whole, self._by_turn)
+        self._exchange(whole)
         result = give()
         self._due.restart()
         turn = self._next_turn()
         # last, so that no exception comes between this and the return
-        self._turn, self._at, self._partly, self._by_turn, self._begun = turn, 0, False, False, False
+        self._turn, self._under_way, self._at, self._begun = turn, None, 0, False
         return result
 
     def exchange(self, whole: bool = True) -> None:
         """Adds this worker's changes to the shared values and takes the values of all, in place.
 
-        Of matrices that go by rows it may leave those out that were not touched (``whole=False``).
+        With ``whole=False`` as a step does: of fragments the one whose turn it is, and of matrices that go by rows
+        perhaps not those that were not touched.
 
         Blocks as `multiverso.ArrayTableHandler.exchange` does: for the round in a synchronous job (one exchange is
         one round), for workers too far behind with bounded staleness, in an asynchronous job only for a worker that
@@ -253,35 +255,40 @@ class SharedParams:
         """Counts steps from here, and returns what exchanges: for another thread, during training."""
         self.hold.check()
         self._due.restart()
-        self._by_turn = False  # that of the next exchange; this one's is what `_exchange_beside` says
         return self._exchange_beside
 
     def _exchange_beside(self) -> None:
-        self._exchange(by_turn=len(self._packed.fragments) > 1)
-        self._turn, self._at, self._partly = self._next_turn(), 0, False
+        self._exchange(whole=len(self._packed.fragments) == 1)
+        self._turn, self._under_way, self._at = self._next_turn(), None, 0
 
     def make_due(self) -> None:
         """Makes an exchange due at the next step: one that was begun has failed."""
         self._due.make_due()
 
-    def _exchange(self, whole: bool = True, by_turn: bool = False) -> None:
+    def _exchange(self, whole: bool) -> None:
+        """Finishes an exchange that has not ended: a whole one is that, but one fragment is not all of them."""
         self._session.check()
         self._use.shared = True
-        by_turn = by_turn and not self.ending
-        if self._partly and not by_turn:  # where others wait
-            self._exchange_tables(self._packed.fragments[self._turn], whole)
-            self._turn, self._at, self._partly = self._next_turn(), 0, False
-        self._partly = by_turn
-        self._exchange_tables(self._packed.fragments[self._turn] if by_turn else self._flats, whole)
+        by_turn = len(self._packed.fragments) > 1 and not whole and not self.ending
+        if self._is_fragment() and not by_turn:
+            self._exchange_tables(whole)
+            self._turn, self._under_way, self._at = self._next_turn(), None, 0
+        if self._under_way is None:
+            self._under_way = self._packed.fragments[self._turn] if by_turn else self._flats
+        self._exchange_tables(whole)
 
-    def _exchange_tables(self, flats: Sequence[Flat | RowExchange], whole: bool) -> None:
-        while self._at < len(flats):
+    def _exchange_tables(self, whole: bool) -> None:
+        assert self._under_way is not None
+        while self._at < len(self._under_way):
             workers = self._session.workers_num
-            flats[self._at].exchange(workers, whole, self.ending > 0)
+            self._under_way[self._at].exchange(workers, whole, self.ending > 0)
             self._at += 1  # no exception comes between the two
 
+    def _is_fragment(self) -> bool:
+        return self._under_way is not None and self._under_way is not self._flats
+
     def _next_turn(self) -> int:
-        return (self._turn + self._partly) % len(self._packed.fragments)
+        return (self._turn + self._is_fragment()) % len(self._packed.fragments)
 
     def centre(self) -> list[Array]:
         """Returns copies of the shared arrays and then statistics as they are now: what to validate and save.
@@ -379,6 +386,9 @@ class SharedParams:
     def check_parts(self, parts: Parts) -> None:
         """Raises SnapshotError where what was collected does not fit; changes nothing."""
         self.hold.check()
+        fragments = len(self._packed.fragments)
+        if parts.own.get("turn") not in range(fragments):
+            raise SnapshotError(f"this was saved with other fragments than {fragments}. Nothing was changed")
         for index, flat in enumerate(self._flats):  # as many as there are tables
             flat.check(parts.own["flats"][index], [left["flats"][index] for left in parts.left])
         self.model.check(Parts(parts.own["model"], parts.common, parts.newcomer))
@@ -388,7 +398,7 @@ class SharedParams:
         self._due.resume(parts.own["steps"])
         self._use.shared = True
         self._at, self._begun, self._values.placing, self._taken, self.ending = 0, False, {}, None, 0
-        self._turn, self._partly, self._by_turn = parts.own.get("turn", 0), False, False
+        self._turn, self._under_way = parts.own["turn"], None
         self.newcomer = parts.newcomer
         for index, flat in enumerate(self._flats):
             if parts.newcomer:
@@ -406,11 +416,7 @@ class SharedParams:
     def due(self) -> bool:
         """Counts one step of training; returns whether an exchange is due now, or one that raised is to be finished."""
         self.ending = 0  # a `finish` that raised is over where training continues
-        if self._begun:
-            return True
-        due = self._due.step()
-        self._by_turn = due and len(self._packed.fragments) > 1
-        return due
+        return self._begun or self._due.step()
 
     def step(self) -> bool:
         """Counts one step of training and exchanges when that is due; returns whether it did."""

@@ -74,7 +74,10 @@ class ParamManager(Resumable):
             ShapeMismatchError: a variable has been given a value of another shape; nothing has been
                 exchanged.
         """
-        self._set(self._shared.sync(self._values()))
+        self._sync(whole=True)
+
+    def _sync(self, whole: bool) -> None:
+        self._set(self._shared.sync(self._values(), whole))
 
     def _values(self) -> list[Array]:
         return [array_of(variable) for variable in self._variables]
