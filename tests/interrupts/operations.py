@@ -254,20 +254,24 @@ class Sharing(Twin):
         given = [self.mine().astype(dtype) for dtype in ("f2", *dtypes)]
         self.handed = SharedParams(given, [np.abs(self.mine(1)), np.ones(3, "f2")], every=2, session=self.session)
         self.values = self.handed.values()
+        given = [self.mine().astype(dtype) for dtype in dtypes]
+        self.parted = SharedParams(given, every=4, fragments=2, session=self.session)
 
     def _sync(self) -> None:
         self.values = self.handed.sync(self.values)
 
     def calls(self) -> list[Callable[[], Any]]:
-        for array in self.views.arrays + self.views.statistics:
+        for array in self.views.arrays + self.views.statistics + self.parted.arrays:
             array += self.mine().astype(array.dtype)
         self.values = [value + np.resize(self.mine(), value.shape).astype(value.dtype) for value in self.values]
-        return [self.views.exchange, self._sync, self.views.step, self.views.exchange]
+        parted = [self.parted.step, self.parted.step, self.parted.step, self.parted.exchange]
+        return [self.views.exchange, self._sync, self.views.step, self.views.exchange, *parted]
 
     def seen(self) -> Any:
         arrays = [*self.views.arrays, *self.views.statistics, *self.values, *self.views.centre(), *self.handed.centre()]
+        arrays += [*self.parted.arrays, *self.parted.centre()]
         counted = []
-        for shared in (self.views, self.handed):
+        for shared in (self.views, self.handed, self.parted):
             tables = shared.saved_tables().values()
             counted += [counts_of(self.session, table, "exchanges", "clock") for table in tables]
         return [array.tolist() for array in arrays], counted
