@@ -7,6 +7,7 @@ import os
 import re
 import signal
 import subprocess
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from page_support import Launched, parsed, run, script, start
 from multiverso.launch.local import _as_told
 from multiverso.launch.results import JobResult
 from multiverso.launch.signals import TOLD, Signals
+from multiverso.launch.watched import Watch
 from multiverso.page.address import new_file
 from multiverso.page.document import document
 from multiverso.page.feed import Feed, read_file
@@ -269,6 +271,18 @@ def test_who_or_what_ends_a_job_on_several_hosts_is_not_a_worker(tmp_path: Path)
     signals, ended = Signals(), JobResult("signal", 143, None, None, (), 1.0)
     signals.number = TOLD["timeout"]
     assert str(_as_told(ended, signals, is_doubtful=False)) == "it took longer than it may"
+
+
+def test_nobody_is_alive_in_a_job_that_was_ended() -> None:
+    """Of another host's workers the first one may not have heard any more."""
+    workers = [
+        WORKER | {"id": number, "state": state} for number, state in enumerate(("alive", "lost", "left", "free"))
+    ]
+    with closing(Watch(None, print)) as watch:
+        watch.history.add(msgspec.convert({**FACTS, "workers": workers}, Snapshot))
+        watch.end(JobResult("signal", 130, None, None, (), 1.0), None, "ended by a signal", None, stops=True)
+        assert watch.history.now is not None
+        assert [worker.state for worker in watch.history.now.workers] == ["ended", "ended", "left", "free"]
 
 
 def test_on_several_hosts_a_file_goes_on_where_the_job_is_started_again(tmp_path: Path) -> None:

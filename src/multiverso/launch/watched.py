@@ -171,7 +171,9 @@ class Watch(Closing):
             def state_of(worker: Worker) -> str:
                 if stops and worker.id == first:
                     return "failed"
-                return "ended" if worker.state == "lost" and (stops or worker.id in innocent) else worker.state
+                if stops:  # another host's end may not be known here
+                    return "ended" if worker.state in ("lost", "alive") else worker.state
+                return "ended" if worker.state == "lost" and worker.id in innocent else worker.state
 
             workers = [replace(worker, state=state_of(worker)) for worker in self.history.now.workers]
             self._show(replace(self.history.now, workers=workers, over=why, well=well))
