@@ -16,9 +16,13 @@ class Resumable:
 
     _shared: SharedParams
 
-    def _sync(self, whole: bool) -> None:
-        """Exchanges now, as `SharedParams.exchange`; a subclass knows how."""
+    def sync_all_param(self) -> None:
+        """Exchanges now; a subclass knows how."""
         raise NotImplementedError
+
+    def _sync(self, whole: bool) -> None:
+        """The same, and ``whole`` as for `SharedParams.exchange`; where there are no fragments it is no other."""
+        self.sync_all_param()
 
     def step(self) -> bool:
         """Counts one training step and exchanges when that is due (``every=``); returns whether it did."""
@@ -36,7 +40,7 @@ class Resumable:
         Raises:
             WorkerLostError, NodeLostError, DeadlockError, WaitTimeoutError: not all workers came. Call it again.
         """
-        self._shared.finish(lambda: self._sync(whole=True))
+        self._shared.finish(self.sync_all_param)
 
     def save(
         self, directory: str | os.PathLike[str], own: dict[str, Any] | None = None, *, files: Files | None = None
