@@ -117,6 +117,48 @@ def test_a_host_that_has_just_connected_again_is_heard_out_before_it_counts_as_l
     assert conversation.why_lost(17.1), "no word over the new connection, either"
 
 
+def test_a_connection_that_is_being_made_is_waited_for_as_long_as_a_silent_one() -> None:
+    """In rehearsals of 64 hosts on two cores some took longer than 5 s to show that they belong to the job."""
+    now = 0.0
+    conversation = Conversation(lambda message: None, Timeouts.of(30.0), clock=lambda: now)
+    conversation.connect(1)
+    conversation.cut()
+
+    def look_until(end: float, arriving: bool) -> str:
+        nonlocal now
+        while now < end and not conversation.why_lost(now):
+            now += 0.1
+            conversation.look(now, arriving)
+        return conversation.why_lost(now)
+
+    assert not look_until(1.0, arriving=False)
+    assert not look_until(20.0, arriving=True)
+    assert not look_until(23.0, arriving=False)
+    assert look_until(25.0, arriving=False) == "the connection to it ended, and was not made again within 5 s"
+    conversation.connect(1)
+    conversation.arrived(Header(RECEIVED), None, now)
+    conversation.cut()
+    assert look_until(1000.0, arriving=True) == "it was silent for 30 s", "but not for ever"
+
+
+def test_a_node_that_has_reached_the_port_and_is_slow_to_prove_itself_is_not_lost() -> None:
+    with rehearsal(1, 1, relayed=True, grace=20.0) as job:
+        relay = job.relays[1]
+
+        def work(session: Session) -> Any:
+            session.barrier()
+            if session.worker_id == 0:
+                relay.speaks.clear()
+                relay.cut()
+                time.sleep(Timeouts().ended_seconds + 1.5)
+                relay.speaks.set()
+            session.barrier()
+            return session.live_workers()
+
+        assert job.run(work) == [[0, 1]] * 2
+        assert relay.connections > 1
+
+
 def test_time_in_which_this_node_was_stopped_is_none_of_the_others_silence() -> None:
     """A rehearsal of 64 hosts on two cores lost some: nobody had had a processor for seconds."""
     now = 0.0

@@ -43,6 +43,7 @@ from multiverso.spec.table import TableSpec
 
 TICK = 0.1
 TIMEOUTS = Timeouts.of(12.0)
+_COUNTED = "it counts as lost"
 SPEC = msgspec.json.decode(msgspec.json.encode(TableSpec("array", 1, 10).as_message()))
 FAULTS_END, END = 40.0, 120.0
 
@@ -78,7 +79,12 @@ class Host:
     silent_until: float = 0.0  # the link carries nothing
     down_until: float = 0.0  # and lets nobody connect
     stalled_until: float = 0.0
-    unheard: float = 0.0  # the longest time that the link or a node was away
+    busy_until: float = 0.0  # what it needs to show that it belongs to the job takes as long
+    begun: bool = False  # that: its connection has been taken
+    unheard: float = 0.0  # how long the link or a node is away
+    longest: float = 0.0  # that it was
+    unproven: float = 0.0  # the same, and while it was too busy to connect
+    longest_unproven: float = 0.0
     killed: bool = False
     over: bool = False
     alone: str = ""
@@ -192,14 +198,19 @@ class Control:
             host.connection = None
             for end in (host.mine, host.theirs):
                 end.cut()
+            host.begun = False
             host.dials_at = self.now + 0.05 + self.random.random() * 0.3
 
     def _dial(self, host: Host) -> None:
-        if self.dead or self.now < host.down_until or self.now < host.silent_until:
+        host.begun = not self.dead and self.now >= max(host.down_until, host.silent_until)
+        if not host.begun:
             host.dials_at = self.now + 0.2
             return
+        if self.now < host.busy_until:
+            return
+        host.begun = False
         if host.number in self.why_lost:
-            refusal = ending("it counts as lost")
+            refusal = ending(_COUNTED)
             host.mine.arrived(refusal.header, refusal.body, self.now)
             return
         host.has_come = True
@@ -245,7 +256,7 @@ class Control:
         if not host.killed and self.now >= host.stalled_until:
             if connection is not None:
                 connection.send(0, host.mine, self.now)
-            host.mine.look(self.now)
+            host.mine.look(self.now, host.begun)
             if host.mine.is_silent(self.now):
                 self._end(host)
             why = host.mine.why_lost(self.now)
@@ -259,7 +270,7 @@ class Control:
             return
         if host.connection is not None:
             host.connection.send(1, host.theirs, self.now)
-        host.theirs.look(self.now)
+        host.theirs.look(self.now, any(each.begun for each in self.hosts))  # it does not know yet which
         if host.theirs.is_silent(self.now):
             self._end(host)
         why = host.theirs.why_lost(self.now)
@@ -275,7 +286,8 @@ class Control:
     def _fault(self) -> None:
         random = self.random
         host = random.choice(self.hosts[1:])
-        kind = random.choices(["cut", "silence", "down", "stall", "kill", "coordinator"], [8, 4, 3, 3, 0.3, 0.1])[0]
+        kinds = {"cut": 8, "silence": 4, "down": 3, "stall": 3, "busy": 3, "kill": 0.3, "coordinator": 0.1}
+        kind = random.choices(list(kinds), list(kinds.values()))[0]
         self.faults += 1
         seconds = random.choice([0.5, 2.0, 4.0, 8.0, 20.0])
         self._trace(f"{self.now:6.1f} {kind} of host {host.number} ({seconds} s)")
@@ -288,8 +300,11 @@ class Control:
             self._end(host)
         elif kind == "stall":
             host.stalled_until = max(host.stalled_until, self.now + seconds)
+        elif kind == "busy":
+            host.busy_until = max(host.busy_until, self.now + min(seconds, TIMEOUTS.grace_seconds / 2))
+            self._end(host)
         elif kind == "kill":
-            host.killed = True
+            host.killed, host.begun = True, False
             self._end(host)
         elif not self.dead:
             self.dead = True
@@ -300,7 +315,14 @@ class Control:
         """How long a host was out of reach in one go, by the faults alone."""
         away = max(host.silent_until, host.down_until, host.stalled_until) > self.now
         host.unheard = host.unheard + TICK if away else max(host.unheard - TICK, 0.0)
-        host.longest = max(getattr(host, "longest", 0.0), host.unheard)  # type: ignore[attr-defined]
+        host.longest = max(host.longest, host.unheard)
+        unproven = away or host.busy_until > self.now
+        host.unproven = host.unproven + TICK if unproven else max(host.unproven - TICK, 0.0)
+        host.longest_unproven = max(host.longest_unproven, host.unproven)
+
+    def _was_away(self, host: Host) -> bool:
+        """Whether a host had no chance to show in time that it is there."""
+        return host.longest >= TIMEOUTS.ended_seconds - 1 or host.longest_unproven >= TIMEOUTS.grace_seconds - 1
 
     def run(self) -> None:
         """Runs to the end and looks whether all is as it is promised."""
@@ -320,16 +342,13 @@ class Control:
             if host.killed or host.over:
                 continue
             assert host.alone, f"host {host.number} waits for ever"
-            away = host.longest  # type: ignore[attr-defined]
-            assert self.dead or host.number in self.why_lost or away >= TIMEOUTS.ended_seconds - 1, (
+            assert self.dead or host.number in self.why_lost or self._was_away(host), (
                 f"host {host.number} ended for no reason: {host.alone}"
             )
         for number, why in self.why_lost.items():
             host = self.hosts[number]
-            away = host.longest  # type: ignore[attr-defined]
-            assert host.killed or host.alone or away >= TIMEOUTS.ended_seconds - 1, (
-                f"host {number} was given up for no reason: {why}"
-            )
+            gone = host.killed or host.alone not in ("", _COUNTED)
+            assert gone or self._was_away(host), f"host {number} was given up for no reason: {why}"
         if not self.dead:
             first = self.hosts[0]
             assert first.over, "the coordinator's host waits for ever"

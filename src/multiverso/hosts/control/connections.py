@@ -69,14 +69,17 @@ class Talk(Conversation):
         self.put(message)
         self.peer.pump()
 
-    def watch(self) -> str:
+    def watch(self, arriving: bool) -> str:
         """To be called several times a second: gives a silent connection up.
+
+        Args:
+            arriving: as of `Conversation.look`.
 
         Returns:
             Why the other host counts as lost, in words; nothing as long as it does not.
         """
         now = time.monotonic()
-        self.look(now)
+        self.look(now, arriving)
         if self.is_silent(now):
             self.peer.interrupt()
         return self.why_lost(now)
@@ -116,9 +119,9 @@ class Centre:
         self._lost: set[int] = set()
         self._closing = threading.Event()
         self._watching = threading.Thread(target=self._watch, name="multiverso-hosts-watch", daemon=True)
-        self._watching.start()
         me = _hello(roster, incarnation=0, generation=1)  # the coordinator's is not asked for
         self.listener = Listener(port, credentials_of(roster), me, self._let_in, "multiverso-hosts")
+        self._watching.start()
 
     def _new_talk(self, host: int) -> Talk:
         def take(body: memoryview) -> None:
@@ -220,7 +223,7 @@ class Centre:
                 self._give(self._coordinator.tell_news())
             for host in self._present():
                 talk = self._talks[host]
-                why = talk.watch()
+                why = talk.watch(arriving=bool(self.listener.strangers))
                 if why:
                     with self._lock:
                         if self._talks[host] is talk:  # else another node has its place already
@@ -304,7 +307,7 @@ class Outpost:
 
     def _watch(self) -> None:
         while not self._closing.wait(_LOOK_SECONDS):
-            why = self._talk.peer.failed or self._talk.watch()
+            why = self._talk.peer.failed or self._talk.watch(self._talk.peer.is_arriving)
             if why and not self._closing.is_set():
                 leader = self._roster.names[0]
                 self._deliver(Alone(f"the connection to {leader}, which leads the job, is over: {why}"))

@@ -3,9 +3,9 @@
 A `Stream` that sends a beat once a second where it has nothing else to send. An end that has received nothing for
 `silence_seconds` gives the connection up and makes a new one. After `grace_seconds` without a frame the other node
 counts as lost, but not before a connection that was just made has had `silence_seconds`; where the connection was
-ended, and not merely silent, after `ended_seconds`. Time in which this node itself had no processor is none of the
-other's silence. A node that ends, or does not take the other one, says so with a last frame (`ending`): do not connect
-again.
+ended, and not merely silent, after `ended_seconds`: only time counts there in which none is being made. Time in which
+this node itself had no processor is none of the other's silence. A node that ends, or does not take the other one, says
+so with a last frame (`ending`): do not connect again.
 """
 
 from __future__ import annotations
@@ -75,6 +75,7 @@ class Conversation(Stream):
         self._take_message, self._timeouts, self._clock = deliver, timeouts, clock
         self._heard_at = self._connected_at = self._sent_at = self._looked_at = clock()
         self._cut_at = math.inf
+        self._arriving_seconds = 0.0  # of the time since the cut
         self.ended: str | None = None
         self.cuts = 0
 
@@ -96,6 +97,7 @@ class Conversation(Stream):
         """The connection has ended."""
         super().cut()
         self._cut_at = min(self._cut_at, self._clock())
+        self._arriving_seconds = 0.0
         self.cuts += 1
 
     def wait(self, now: float) -> float | None:
@@ -149,14 +151,22 @@ class Conversation(Stream):
         """Whether the other side has received all messages, or has ended."""
         return self.ended is not None or not self._kept
 
-    def look(self, now: float) -> None:
+    def look(self, now: float, arriving: bool = False) -> None:
         """Before one looks whether the other is there, several times a second.
 
         Where the last look is longer ago, this node was stopped, or so many wait for the processors that it had none:
         what the other has said meanwhile has not been heard yet, either.
+
+        Args:
+            now: the time, in seconds.
+            arriving: whether a connection is being made that may be the other's: then its process lives, however long
+                the exchange of proofs takes on a busy machine.
         """
-        late = now - self._looked_at - _LATE_SECONDS
+        since = now - self._looked_at
+        late = since - _LATE_SECONDS
         self._looked_at = now
+        if arriving:
+            self._arriving_seconds += min(since, _LATE_SECONDS)
         if late > 0:
             self._heard_at = min(now, self._heard_at + late)
             self._connected_at = min(now, self._connected_at + late)
@@ -171,7 +181,7 @@ class Conversation(Stream):
         """Returns why the other host counts as lost, in words; nothing as long as it does not."""
         if self.ended is not None:
             return self.ended
-        cut = now - max(self._cut_at, self._heard_at)
+        cut = now - max(self._cut_at, self._heard_at) - self._arriving_seconds
         was_heard = self._cut_at - self._heard_at < self._timeouts.silence_seconds
         if not self._connected and was_heard and cut >= self._timeouts.ended_seconds:
             return f"the connection to it ended, and was not made again within {self._timeouts.ended_seconds:g} s"

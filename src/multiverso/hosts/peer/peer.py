@@ -83,6 +83,13 @@ class Peer:
         """Whether there is a connection."""
         return self._live is not None
 
+    @property
+    def is_arriving(self) -> bool:
+        """Whether the other node's port has taken a connection that neither end has proven itself over yet."""
+        with self._wake, contextlib.suppress(OSError):
+            return self._reaching is not None and bool(self._reaching.getpeername())
+        return False
+
     def start(self, first: tuple[Channel, Hello] | None = None) -> None:
         """Begins to connect, unless it does so already.
 
