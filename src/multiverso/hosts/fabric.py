@@ -102,13 +102,17 @@ class Fabric(Closing):
 
     # -- connections -----------------------------------------------------------------------------------------
 
-    def listen(self) -> Address:
+    def listen(self, control: int = 0) -> Address:
         """Begins to take connections; returns where.
+
+        Args:
+            control: address of the job's control segment, in which workers find whether the node sleeps; 0: none.
 
         Raises:
             StartupError: there can be none at that address.
         """
         address = self.peers.listen()
+        self.tables.rest.share(control)
         self._watching.start()
         return address
 
@@ -138,7 +142,6 @@ class Fabric(Closing):
             control: address of the job's control segment, which tells whose locks are a dead worker's; 0: nobody's.
             rule: what a home makes of what hosts push, see ``hosts/values/options.py``; from the first ``take`` on.
         """
-        self.tables.rest.share(control)
         chunk_bytes = chunk_bytes_of(shard.spec.elements * shard.spec.itemsize, self.hosts)
         copy = Copy(shard, chunk_bytes, control)  # it may have to compile: done before the lock is taken
         self.peers.open(VALUES)
@@ -171,7 +174,6 @@ class Fabric(Closing):
             overwritten: where the other hosts have the table already: the last turns that were given to
                 `overwrite` before this one came, and whose values. It gets values by `refill`.
         """
-        self.tables.rest.share(control)
         memory = (QuorumMemory if shard.consistency.by_quorum else RoundMemory)(shard, control, local)
         self.peers.open(ROUNDS)
         self.rounds.attach(table_id, memory, overwritten)

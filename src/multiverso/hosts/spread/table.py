@@ -179,18 +179,19 @@ class SpreadTable:
         self.take_left()
         self._show_what_came()
         for way in self.ways.values():
-            if now:
-                way.pushed_at = 0.0
-            self.pump(way)
+            if way.parts or way.has_adds:
+                way.pushed_at = 0.0 if now else way.pushed_at
+                self.pump(way)
         is_kept = self.backups is None or self.backups.look(always, now)
         return not (is_kept and self.is_settled)
 
     def _unwanted(self) -> Keys:
         """Copies of a lost host's rows go: who adds to one hears of the loss, or finds the row that came here."""
-        gone = self._coming.copy()
-        for way in self.ways.values():
-            gone |= way.lost and self._homes == way.host
-        if gone.any():
+        gone = self._coming
+        for host in self._gone & self.ways.keys():
+            if self.ways[host].lost:
+                gone = gone | (self._homes == host)
+        if self._gone and gone.any():
             keys = self.copies.everything()
             if (found := keys[gone[groups_of(keys)]]).size:
                 return found
@@ -236,7 +237,9 @@ class SpreadTable:
         return self.backups.trouble if found[0] == desk.DONE_WELL and self.backups is not None else found
 
     def _sort_out(self, keys: Keys) -> None:
-        homes = self._homes[groups_of(keys)] if keys.size else NO_KEYS
+        if not keys.size:
+            return
+        homes = self._homes[groups_of(keys)]
         for home in np.unique(homes[homes != self.host]).tolist():  # what has come here takes its copies' adds with it
             mine = keys[homes == home]
             self.ways[home].changed.extend(mine[low : low + self._most] for low in range(0, mine.size, self._most))
