@@ -138,6 +138,7 @@ def test_a_node_that_rests_hears_of_a_change_at_once(number: int, monkeypatch: p
         shards = [new_shard(spec, number) for _ in made]
         adders = [Adder(shard) for shard in shards]
         for host, shard, adder in zip(made, shards, adders, strict=True):
+            host.tables.rest.share(adder.control)
             host.attach(number, shard, control=adder.control)
         barrier(made)
         for turn in range(1, 4):

@@ -40,8 +40,11 @@ _FIRST_LANE = HOMES + 2 * GROUPS
 BYTES = _FIRST_LANE + MAX_WORKERS * LANES * LANE_BYTES
 
 
-BELL = "multiverso-bell"  # the name of a word of memory: int32, counted up
-BELL_BYTES = 64
+BELL = "multiverso-bell"  # the name of this memory
+BELL_WORDS = Record(CACHE_LINE)
+RUNG = BELL_WORDS.int32("rung")  # counted up; the node sleeps on it
+# 1 while the node does not look now and then whether rows were added to; the worker that adds makes it 0, and rings
+RESTS = BELL_WORDS.int32("rests")
 
 
 def lane_at(worker: int, lane: int) -> int:

@@ -1,8 +1,8 @@
 """The node's part in tables whose rows live on one host each: `hosts.spread` decides, this connects it.
 
 Workers of this host ask at their desks (``layout/desk.py``), other nodes by messages; whichever thread brings a
-question or an answer does what it asks for. One thread listens for workers' questions, and one looks now and then which
-copies workers have added to, and which go.
+question or an answer does what it asks for. A thread listens for workers' questions. It also looks which copies workers
+have added to, and which go: now and then while they add, and woken by them when they begin to.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from multiverso.layout import desk
 from multiverso.layout.keyed import GROUPS
 from multiverso.layout.words import MAX_WORKERS
 from multiverso.memory.segment import Segment
-from multiverso.memory.words import bump_and_wake, load32, load64, store64, wait_for_change
+from multiverso.memory.words import bump_and_wake, load32, load64, store32, store64, wait_for_change
 from multiverso.node_log import log
 from multiverso.runtime.several_hosts.this_host import ThisHost
 from multiverso.shards.keyed_rows import KeyedRows, Keys
@@ -38,11 +38,10 @@ from multiverso.updaters import BY_NAME
 from multiverso.updaters.cached import copy_loops
 from multiverso.wire.requests import Spread
 
-_SOON_SECONDS, _LATER_SECONDS = 0.002, 0.02
+_SOON_SECONDS, _LATER_SECONDS = 0.002, 0.5
 _BUSY_SECONDS = 0.2  # so long after the last change it looks soon
 _ALWAYS_SECONDS = 0.5  # between looks also where no add has ended
 _SETTLE_SECONDS = 0.001
-_RING_SECONDS = 0.5
 
 
 @dataclass(eq=False)
@@ -76,9 +75,10 @@ class SpreadTables:
         self._bell: Segment | None = None  # once there is a table
 
     def ring(self) -> None:
-        """Has workers' questions looked at, or the thread that does so end."""
+        """Has workers' questions and tables looked at, or the thread that does so end."""
         if self._bell is not None:
-            bump_and_wake(self._bell.address)
+            store32(self._bell.address + desk.RESTS, 0)
+            bump_and_wake(self._bell.address + desk.RUNG)
 
     # -- what this host's workers ask ------------------------------------------------------------------------
 
@@ -109,8 +109,7 @@ class SpreadTables:
                     made.table.joined(host)
             if self._bell is None:
                 self._bell = bell = self._memory(request.bell)
-                self._here.thread("spread", self._look)
-                self._here.thread("desks", lambda: self._listen(bell.address))
+                self._here.thread("desks", lambda: self._serve(bell.address))
             self._receive_kept(self._early.pop(number, []))
         self.ring()  # what was asked before is seen now
 
@@ -168,17 +167,40 @@ class SpreadTables:
             raise StartupError(f"there is no shared memory number {number}")
         return memory
 
-    def _listen(self, bell: int) -> None:
+    def _serve(self, bell: int) -> None:
+        busy_until = always_at = look_at = 0.0
+        rests = False
         while not self._here.closing.is_set():
-            rung = load32(bell)
+            rung, now = load32(bell + desk.RUNG), time.monotonic()
+            self._take_questions()
+            if now >= look_at or (rests and not load32(bell + desk.RESTS)):
+                rests = now >= busy_until
+                store32(bell + desk.RESTS, int(rests))  # who adds after this rings, and what was added before is seen
+                always = rests or now >= always_at
+                always_at = now + _ALWAYS_SECONDS if always else always_at
+                if self._look(always):
+                    busy_until, rests = now + _BUSY_SECONDS, False
+                look_at = now + (_LATER_SECONDS if rests else _SOON_SECONDS)
+            wait_for_change(bell + desk.RUNG, rung, max(0.0, look_at - time.monotonic()))
+
+    def _look(self, always: bool) -> bool:
+        """Looks what workers have added to; returns whether there was something, or still is."""
+        try:
             with self._lock:
-                for found in self._tables.values():
-                    asked = found.asked.copy()
-                    lanes = np.flatnonzero(asked != found.seen).tolist()
-                    found.seen = asked
-                    for lane in lanes:
-                        self._take(found, lane)
-            wait_for_change(bell, rung, _RING_SECONDS)
+                return sum(found.table.look(always) for found in self._tables.values()) > 0
+        except MultiversoError as error:
+            if not self._here.closing.is_set():
+                log(f"rows at other hosts: {error}")
+            return False
+
+    def _take_questions(self) -> None:
+        with self._lock:
+            for found in self._tables.values():
+                asked = found.asked.copy()
+                lanes = np.flatnonzero(asked != found.seen).tolist()
+                found.seen = asked
+                for lane in lanes:
+                    self._take(found, lane)
 
     def _take(self, found: _Open, number: int) -> None:
         """Takes a question from a lane."""
@@ -279,6 +301,7 @@ class SpreadTables:
                 found.table.lost(host, self._losses)
                 self._show_trouble(found)
             self._receive_later()
+        self.ring()
         self._messages.end(host)  # not under the lock, which its thread may wait for
         with self._lock:
             self._ended.add(host)
@@ -292,6 +315,7 @@ class SpreadTables:
             for found in self._tables.values():
                 found.table.joined(host)
             self._receive_later()
+        self.ring()
 
     def begin_at(self, survivors: Sequence[Sequence[int]], lost: Iterable[int]) -> None:
         """In a host that was started again: who was left after each loss so far, and which hosts are lost now."""
@@ -356,22 +380,6 @@ class SpreadTables:
                 if deadline.passed:
                     raise WaitTimeoutError(f"{self._here.name} could not {what} within {deadline}")
                 self._answered.wait(_SETTLE_SECONDS)
-
-    def _look(self) -> None:
-        changed = looked = 0.0
-        while not self._here.closing.is_set():
-            now = time.monotonic()
-            always = now > looked + _ALWAYS_SECONDS
-            if always:
-                looked = now
-            try:
-                with self._lock:
-                    if sum(found.table.look(always) for found in self._tables.values()):
-                        changed = now
-            except MultiversoError as error:
-                if not self._here.closing.is_set():
-                    log(f"rows at other hosts: {error}")
-            self._here.closing.wait(_SOON_SECONDS if now < changed + _BUSY_SECONDS else _LATER_SECONDS)
 
 
 def _hash(of: bytes) -> int:

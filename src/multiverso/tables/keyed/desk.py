@@ -14,7 +14,7 @@ from multiverso.layout import desk
 from multiverso.layout import words as at
 from multiverso.layout.keyed import GROUPS
 from multiverso.memory.segment import SharedMemory
-from multiverso.memory.words import bump_and_wake, load32, load64, store64, wait_for_change
+from multiverso.memory.words import bump_and_wake, load32, load64, store32, store64, wait_for_change
 from multiverso.runtime.session.patience import Patience
 from multiverso.runtime.session.session import Session
 from multiverso.tables.keyed.keys import Keys
@@ -48,6 +48,12 @@ class Desk:
         self._most_rows = desk.ROOM // (8 + row_bytes)
         # the number of a question, and where the flags that it is answered with go
         self._marks: tuple[int, Keys] | None = None
+
+    def say_added(self) -> None:
+        """Says that rows were added to, which the node finds by itself unless it rests."""
+        if load32(self._bell + desk.RESTS):
+            store32(self._bell + desk.RESTS, 0)
+            bump_and_wake(self._bell + desk.RUNG)
 
     def fetch(self, keys: Keys, deadline: Deadline) -> None:
         """Waits until this host has copies of the rows of keys, which live elsewhere."""
@@ -149,7 +155,7 @@ class Desk:
         for word, value in ((desk.WHAT, what), (desk.COUNT, keys.size), (desk.ARGUMENT, argument)):
             store64(base + word, value)
         store64(base + desk.ASKED, number)
-        bump_and_wake(self._bell)
+        bump_and_wake(self._bell + desk.RUNG)
         return number
 
     def _ask(

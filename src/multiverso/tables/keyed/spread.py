@@ -241,6 +241,7 @@ class SpreadCalls(KeyedCalls):
         self._admit(call, deadline)
         self.own.finish(call.here, deadline)
         super()._finish_add(call, deadline)
+        self.desk.say_added()
 
     def _finish_removal(self, call: Removing, deadline: Deadline | None) -> None:
         here = self._is_here[groups_of(call.keys)] if call.here is None else np.isin(call.keys, call.here.keys)
@@ -368,7 +369,7 @@ def open_spread(
     desks = session.shared_memory(
         f"{memory_name(called)}-desks", layout.BYTES, sparse=True, once=spec.name is None, on_this_host=True
     )
-    bell = session.shared_memory(layout.BELL, layout.BELL_BYTES, on_this_host=True)
+    bell = session.shared_memory(layout.BELL, layout.BELL_WORDS.size, on_this_host=True)
     whole = sum(spec.widths()) * np.dtype(spec.dtype).itemsize
     if 8 + whole > layout.ROOM:
         raise ValueError(f"a row of a KeyedTable on several hosts has at most {layout.ROOM:,} bytes, with its state")
