@@ -290,7 +290,7 @@ class Outpost:
         self._talk.close(Deadline.after(FLUSH_SECONDS))
         self._watching.join(_JOIN_SECONDS)
 
-    def _dial_again(self, generation: int, deadline: Deadline, begun: Begun) -> tuple[Channel, Hello]:
+    def _dial_again(self, generation: int, begun: Begun) -> tuple[Channel, Hello]:
         talk = self._talk
         if talk.ended is not None:
             raise OSError("it has ended")

@@ -16,14 +16,14 @@ from multiverso.errors import MultiversoError
 from multiverso.hosts.peer.frames import HEADER_BYTES, LONGEST_BODY, Numbered, Outgoing, ProtocolError, Reader
 from multiverso.hosts.peer.resources import Pace
 from multiverso.hosts.transport.channel import FAR, Channel, RefusedError
-from multiverso.hosts.transport.handshake import HANDSHAKE_SECONDS, Begun, Hello
+from multiverso.hosts.transport.handshake import Begun, Hello
 from multiverso.node_log import log
 
 _SOONEST_SECONDS, _LATEST_SECONDS = 0.02, 1.0
 _MOST_PAUSE_SECONDS = 0.05
 _SMALL_BYTES = 16 * 1024
 _COUNTED_TOGETHER = 8  # small frames
-Dial = Callable[[int, Deadline, Begun], tuple[Channel, Hello]]
+Dial = Callable[[int, Begun], tuple[Channel, Hello]]
 
 
 class Peer:
@@ -258,7 +258,7 @@ class Peer:
             self._generation += 1
             with self._wake:
                 self._dialling = True
-            return self._dial(self._generation, Deadline.after(HANDSHAKE_SECONDS), self._note_reaching)
+            return self._dial(self._generation, self._note_reaching)
         with self._wake:
             self._wake.wait_for(lambda: self._offered is not None or self._closing.is_set())
             if self._closing.is_set():
