@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from core_support import Worker, bits, outcome, together, wait_for
+from core_support import Worker, bits, let_die, outcome, together, wait_for
 
 import multiverso as mv
 from multiverso.errors import DeadlockError, NotInThisJobError, SnapshotError, StartupError
@@ -188,6 +188,40 @@ def test_who_waits_in_a_barrier_is_not_waited_for() -> None:
     (total, version), *others = together(work, 3, sync=True, quorum=3)
     assert (total, version) == (13.0, 7)
     assert others == [(total, version)] * 2
+
+
+def with_a_late_one_elsewhere(session: Session, met: threading.Barrier, die: Callable[[Session], None]) -> Any:
+    """Four workers: one waits for a table's next round, another dies, and two are left at the other table."""
+    me = session.worker_id
+    first, second = (mv.ArrayTableHandler(1, session=session) for _ in range(2))
+    session.barrier()  # one that has only just opened it is not late
+    if me == 3:
+        met.wait(30)
+    first.add([1.0])
+    read = first.get()[0]
+    if me == 3:
+        second.add([1.0])
+        second.get()
+    else:
+        met.wait(30)
+        wait_for(lambda: session.control.worker(3).wait is not None)
+        if me == 2:
+            die(session)
+            return None
+        wait_for(lambda: session.live_workers() == [0, 1, 3])
+        second.add([1.0])
+        assert second.get()[0] == 2.0, "three are required, and nobody else comes"
+        first.add([1.0])
+        first.get()
+    session.barrier()
+    return read, first.snapshot()[0], second.snapshot()[0]
+
+
+def test_who_waits_late_at_another_table_is_not_waited_for() -> None:
+    met = threading.Barrier(4)
+    options: dict[str, Any] = {"sync": True, "quorum": 3, "on_lost": "continue"}
+    results = together(lambda session: with_a_late_one_elsewhere(session, met, let_die), 4, **options)
+    assert results == [(3.0, 6.0, 3.0), (3.0, 6.0, 3.0), None, (6.0, 6.0, 3.0)]
 
 
 def test_a_deadlock_names_who_is_missing() -> None:

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 from core_support import Worker, bits, in_threads, let_die, outcome, wait_for
 from rehearsing import rehearsal
-from test_quorum import LOOP, calls, rounds_of
+from test_quorum import LOOP, calls, rounds_of, with_a_late_one_elsewhere
 from test_replacing_hosts import all_do, anew, lose
 from test_rounds_on_hosts import on_one_host
 
@@ -265,6 +265,20 @@ def test_the_others_go_on_without_a_lost_host_with_the_same_bits() -> None:
     both = first[0].keys() & third[0].keys()
     assert len(both) > last // 2
     assert all(first[0][number] == third[0][number] for number in both)
+
+
+@pytest.mark.parametrize("places", [(2, 2), (1, 1, 1, 1)], ids=str)
+def test_who_waits_late_at_another_table_is_not_waited_for(places: tuple[int, ...]) -> None:
+    met = threading.Barrier(4)
+    options: dict[str, Any] = {"sync": True, "quorum": 3, "on_lost": "continue"}
+    with rehearsal(*places, on_lost="continue") as job:
+
+        def work(worker_id: int) -> Any:
+            with job.session(worker_id, **options) as session:
+                return with_a_late_one_elsewhere(session, met, let_die)
+
+        results = in_threads([lambda i=i: work(i) for i in range(4)])  # type: ignore[misc]
+    assert results == [(3.0, 6.0, 3.0), (3.0, 6.0, 3.0), None, (6.0, 6.0, 3.0)]
 
 
 def test_a_lost_worker_ends_the_rounds_of_all_hosts() -> None:

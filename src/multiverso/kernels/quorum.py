@@ -11,6 +11,8 @@ that it does late may reach them:
   second has folded in vain, perhaps what was overwritten meanwhile, and nobody sees it.
 - ``INCLUDED``: before that swap, each member is told that its slot was in. One that finds its round finished and is not
   told so was late: the same slot is ready for the round that is open now.
+- ``LATE_FOR``: what a late worker waits for. The other tables' rounds are closed without it: it comes to none of them
+  before that round is finished, and those who have to come to it may be the ones that would wait here.
 
 A slot and a buffer are overwritten only by their owner, after COMMITTED is past what they were good for. So who reads
 one looks at COMMITTED again afterwards.
@@ -74,6 +76,29 @@ def round_in(word):
 
 
 @inner
+def late_for(base, number):
+    """What LATE_FOR is while a worker waits for this round of this table."""
+    return (number << 20) | ((header_of(base).table_id + 1) & 0xFFFFF)
+
+
+@inner
+def waits_elsewhere(control, base, worker):
+    """Whether a worker came late to another table's round, and waits for the next one there."""
+    round_and_table = load64(block_of(control, worker) + at.LATE_FOR)
+    return round_and_table != 0 and (round_and_table ^ late_for(base, 0)) & 0xFFFFF != 0
+
+
+@inner
+def include(control, base, worker, number):
+    """Tells a worker that its slot is in a round, before that is committed."""
+    included = line_of(base, worker) + at.INCLUDED
+    known = load64(included)
+    while known < number and compare_swap64(included, known, number) != known:
+        known = load64(included)
+    compare_swap64(block_of(control, worker) + at.LATE_FOR, late_for(base, number), 0)
+
+
+@inner
 def _is_mine(word, me):
     return (word & 0xFFFF) >> 1 == me + 1
 
@@ -111,6 +136,8 @@ def _come(control, base, me, source, progress, number):
     for i in range(3):  # NEEDED, OF, GRACE
         store64(line + at.ASKS + 8 * i, progress[NEEDED + i])
     store32(line + at.SOURCES + 4 * (number & 1), source)
+    if number > progress[READ] + 1 and progress[GETS] == 0:  # a replay knows who comes
+        store64(block_of(control, me) + at.LATE_FOR, late_for(base, number))
     store64(line + at.STAGED, number)
     notify(control)  # those who sleep may have enough now, and until when is theirs to watch
 
@@ -119,10 +146,11 @@ def _come(control, base, me, source, progress, number):
 def _collect(control, base, me, number, progress):
     """(state, members) of the round that is open: may it be closed?
 
-    Who has reached a barrier that this worker has not is not coming: it waits there for this one.
+    Who has reached a barrier that this worker has not is not coming, it waits there for this one, and nor is who is
+    late for another table's round.
     """
     barrier, stops = load64(block_of(control, me) + at.BARRIER), load32(control + at.CONTINUE_WITHOUT_LOST) == 0
-    members, came, there = np.int64(0), 0, 0
+    members, came, there, elsewhere = np.int64(0), 0, 0, 0
     for worker in range(header_of(base).table_workers):
         line = line_of(base, worker)
         if load32(line + at.ENROLLED) != 1:
@@ -136,10 +164,11 @@ def _collect(control, base, me, number, progress):
             there += 1
         elif takes_part(control, base, worker, number) and load64(block_of(control, worker) + at.BARRIER) <= barrier:
             there += 1
+            elsewhere += waits_elsewhere(control, base, worker)
     needed = progress[NEEDED]
     if progress[OF] != 0:
         needed = (needed * there + progress[OF] - 1) // progress[OF]
-    if came == there:
+    if came == there - elsewhere:
         return READY, members
     if came < needed:
         progress[REACHED] = 0
@@ -167,10 +196,7 @@ def _fold(control, base, update, me, number, before, decision, like):
     fold_between(base, update, number, 0, members, 0, elements, like, places)
     for worker in range(header_of(base).table_workers):
         if (members >> worker) & 1:
-            included = line_of(base, worker) + at.INCLUDED
-            known = load64(included)
-            while known < number and compare_swap64(included, known, number) != known:
-                known = load64(included)
+            include(control, base, worker, number)
     fence_acquire()
     if compare_swap64(base + at.COMMITTED, before, (number << 16) | ((me + 1) << 1) | which) == before:
         notify(control)

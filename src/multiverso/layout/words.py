@@ -69,6 +69,8 @@ PARTICIPATION = WORKER.int32("participation", apart=True)  # the worker's word: 
 THREADED = WORKER.int32("threaded")
 BARRIER = WORKER.int64("barrier")  # barriers reached
 CREATED = WORKER.int64("created")  # tables asked for by order
+# with a quorum: (round << 20) | (1 + table), see kernels/quorum.py; 0 once the worker was in it. Others clear it
+LATE_FOR = WORKER.int64("late_for")
 INCARNATION = WORKER.int32("incarnation")  # how many processes had its number before
 # what this worker waits for, one of the FOR_ below, or NOT_WAITING
 WAIT_KIND = WORKER.int32("wait_kind", apart=True)

@@ -12,13 +12,11 @@ from numpy.typing import NDArray
 
 from multiverso.checks import whole
 from multiverso.deadline import Due
-from multiverso.errors import NotInThisJobError
 from multiverso.params.rows import RowExchange
 from multiverso.params.values import check_alike, shared_dtype
 from multiverso.rules import Rule, share
 from multiverso.rules.averaging import share_of_difference, take_centre
 from multiverso.rules.shared import Shared
-from multiverso.runtime import Session
 from multiverso.tables import TableHandler
 
 Array = NDArray[Any]
@@ -201,15 +199,10 @@ def pack(
     return packed
 
 
-def steps_between_turns(every: int | timedelta, fragments: int, session: Session) -> int | timedelta:
+def steps_between_turns(every: int | timedelta, fragments: int) -> int | timedelta:
     """Returns the time, or the steps, from one fragment's exchange to the next one's."""
     if whole(fragments, "fragments", 1) == 1:
         return every
-    if session.consistency.by_quorum:
-        raise NotInThisJobError(
-            f"fragments={fragments} in a job with a quorum: late workers wait for a fragment's next turn, and those "
-            "left may then be too few for the other fragments; leave fragments= or quorum= out"
-        )
     Due(every)  # refuses what is neither
     if isinstance(every, timedelta):
         return every / fragments

@@ -108,7 +108,6 @@ class SharedParams:
             ValueError: no arrays at all; a name that is not a text; ``every`` below one call or not above zero time;
                 a rule that is not defined for the session's consistency; ``every`` steps that ``fragments`` do not
                 divide.
-            NotInThisJobError: fragments in a job with a quorum.
         """
         given = [(np.asarray(array), False) for array in arrays]
         given += [(np.asarray(array), True) for array in statistics]
@@ -120,7 +119,7 @@ class SharedParams:
         whole_every = whole(whole_every, "whole_every", 1)
         session = session or current()
         rule = rule_of(rule, session.workers_num)
-        every = steps_between_turns(every, fragments, session)
+        every = steps_between_turns(every, fragments)
         by_rows = goes_by_rows(rule, session) and whole_every > 1 and fragments == 1
         in_rows = range(dense, len(given)) if by_rows else range(0)
         check_mode(rule, session.consistency)  # before any table is made

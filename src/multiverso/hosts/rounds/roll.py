@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-CAME = struct.Struct("!QQQQQQQQ")
+CAME = struct.Struct("!9Q")
 
 
 class Came(NamedTuple):
@@ -21,6 +21,7 @@ class Came(NamedTuple):
         came: they are ready, those that have left or died since among them.
         awaiting: of these, those that wait for the round to end.
         there: others that may come.
+        elsewhere: of these, those that do not come before they have been in another table's round.
         held: others that wait in the barrier after the one that this host was the last to let its workers pass.
         released: the number of that one.
         needed, of: how many have to come, of how many; 0: so many.
@@ -30,6 +31,7 @@ class Came(NamedTuple):
     came: int
     awaiting: int
     there: int
+    elsewhere: int
     held: int
     released: int
     needed: int
@@ -75,12 +77,13 @@ class Roll:
         needed = max(
             (-(-found.needed * there // found.of) if found.of else found.needed for found in awaiting), default=0
         )
-        if not awaiting or came < min(needed, there):
+        coming = there - sum(found.elsewhere for _, found in all_told)
+        if not awaiting or came < min(needed, coming):
             self.enough_since = None
             return None
         if self.enough_since is None:
             self.enough_since = now
-        left = 0.0 if came == there else self.enough_since + min(found.grace for found in awaiting) / 1e9 - now
+        left = 0.0 if came == coming else self.enough_since + min(found.grace for found in awaiting) / 1e9 - now
         if left > 0:
             return left
         self.closed, self.enough_since = number, None

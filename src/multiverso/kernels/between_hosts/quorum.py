@@ -13,14 +13,14 @@ from multiverso.compiling.atomics import array_at, compare_swap64, fence_release
 from multiverso.compiling.declaring import Address, Data, Int, Words, kernel
 from multiverso.kernels.between_hosts.node import add_part
 from multiverso.kernels.dense import PART, copy_into
-from multiverso.kernels.quorum import next_buffer, own_buffer, place_of
+from multiverso.kernels.quorum import include, next_buffer, own_buffer, place_of, waits_elsewhere
 from multiverso.kernels.rounds.folding import bounds, update_between
 from multiverso.kernels.rounds.steps import takes_part
 from multiverso.kernels.waits import block_of, header_of, is_lost, line_of, notify
 from multiverso.layout import words as at
 
 # of what `came` counts, see ``hosts/rounds/roll.py``
-CAME, AWAITING, THERE, HELD, RELEASED, NEEDED, OF, GRACE = range(8)
+CAME, AWAITING, THERE, ELSEWHERE, HELD, RELEASED, NEEDED, OF, GRACE = range(9)
 
 
 @kernel
@@ -47,6 +47,7 @@ def came(control: Address, base: Address, local: Int, number: Int, found: Words)
             found[HELD] += 1
         elif here or (stops and is_lost(control, worker)):  # all are about to hear that one is lost
             found[THERE] += 1
+            found[ELSEWHERE] += waits_elsewhere(control, base, worker)
 
 
 @kernel
@@ -110,7 +111,7 @@ def commit(control: Address, base: Address, home: Int, number: Int, members: Int
     """All chunks of a round are here: tells its members, and everybody where its values are."""
     for worker in range(header_of(base).table_workers):
         if (members >> worker) & 1:
-            store64(line_of(base, worker) + at.INCLUDED, number)
+            include(control, base, worker, number)
     which = next_buffer(load64(base + at.COMMITTED), home)
     store64(base + at.COMMITTED, (number << 16) | ((home + 1) << 1) | which)
     notify(control)
