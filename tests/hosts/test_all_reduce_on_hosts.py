@@ -20,6 +20,7 @@ from rehearsing import rehearsal
 from multiverso.errors import InterruptedRoundError, ShapeMismatchError, WaitTimeoutError, WorkerLostError
 from multiverso.hosts.combining import CHUNK_BYTES, COMBINE, PIECE_BYTES, PIECES, SMALL_BYTES, Combining, Piece
 from multiverso.hosts.peer import peer as peer_module
+from multiverso.hosts.peer import peers as peers_module
 from multiverso.hosts.peer.frames import RECEIVED, Header, ProtocolError
 from multiverso.hosts.peer.messages import LONGEST_MESSAGE, MESSAGE, Messages, Stream
 from multiverso.hosts.peer.peers import Peers
@@ -125,7 +126,7 @@ def test_a_stream_keeps_little_of_what_was_received_and_refuses_nonsense() -> No
 
 def test_a_host_that_is_dialled_does_not_keep_mail_from_closing(monkeypatch: pytest.MonkeyPatch) -> None:
     """It waited for the whole handshake's time."""
-    monkeypatch.setattr(peer_module, "HANDSHAKE_SECONDS", 300.0)  # more than this test may take
+    monkeypatch.setattr(peers_module, "HANDSHAKE_SECONDS", 300.0)  # more than this test may take
     with socket.create_server(("127.0.0.1", 0)) as unplugged:
         place = unplugged.getsockname()[:2]
         peers = Peers(1, 2, new_credentials(False), ("127.0.0.1", 0))

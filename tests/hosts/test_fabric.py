@@ -17,6 +17,7 @@ from multiverso.errors import MultiversoError, StartupError, WaitTimeoutError
 from multiverso.hosts import fabric
 from multiverso.hosts.fabric import Fabric
 from multiverso.hosts.peer import peer as peer_module
+from multiverso.hosts.peer import peers as peers_module
 from multiverso.hosts.transport import handshake, tls
 from multiverso.hosts.transport.channel import RefusedError
 from multiverso.hosts.transport.credentials import Credentials, new_credentials
@@ -282,7 +283,7 @@ def test_a_job_goes_on_without_a_lost_host_which_may_come_again() -> None:
 
 def test_a_host_that_is_lost_while_it_is_dialled_holds_nobody_up(monkeypatch: pytest.MonkeyPatch) -> None:
     """An unplugged host answers nothing for the whole handshake's time: what waits for it is ended."""
-    monkeypatch.setattr(peer_module, "HANDSHAKE_SECONDS", 300.0)  # more than this test may take
+    monkeypatch.setattr(peers_module, "HANDSHAKE_SECONDS", 300.0)  # more than this test may take
     with socket.create_server(("127.0.0.1", 0)) as unplugged, Fabric(1, 2, new_credentials(False)) as fabric:
         fabric.listen()
         fabric.attach(1, new_shard(CHUNKS))
@@ -297,7 +298,7 @@ def test_a_host_that_is_lost_while_it_is_dialled_holds_nobody_up(monkeypatch: py
 
 def test_a_host_that_is_dialled_does_not_keep_the_fabric_from_closing(monkeypatch: pytest.MonkeyPatch) -> None:
     """It waited for the whole handshake's time."""
-    monkeypatch.setattr(peer_module, "HANDSHAKE_SECONDS", 300.0)  # more than this test may take
+    monkeypatch.setattr(peers_module, "HANDSHAKE_SECONDS", 300.0)  # more than this test may take
     with socket.create_server(("127.0.0.1", 0)) as unplugged:
         fabric = Fabric(1, 2, new_credentials(False))
         fabric.listen()

@@ -102,17 +102,13 @@ class Fabric(Closing):
 
     # -- connections -----------------------------------------------------------------------------------------
 
-    def listen(self, control: int = 0) -> Address:
+    def listen(self) -> Address:
         """Begins to take connections; returns where.
-
-        Args:
-            control: address of the job's control segment, in which workers find whether the node sleeps; 0: none.
 
         Raises:
             StartupError: there can be none at that address.
         """
         address = self.peers.listen()
-        self.tables.rest.share(control)
         self._watching.start()
         return address
 

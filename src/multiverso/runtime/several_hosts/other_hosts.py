@@ -151,7 +151,8 @@ class OtherHosts(Hosts):
     def _meet(self, listener: socket.socket | None) -> Centre | Outpost:
         """Begins to listen for the other hosts, and to talk with the coordinator."""
         roster = self.roster
-        address = self.fabric.listen(self.control.address)
+        self.fabric.tables.rest.share(self.control.address)
+        address = self.fabric.listen()
         if roster.addresses:  # it listens at all of its addresses; this is the one that others know
             address = (roster.addresses[roster.host], address[1])
         self._address = address  # where other hosts reach this one
