@@ -29,7 +29,7 @@ from multiverso.hosts.transport.channel import Channel, Plain, RefusedError, rec
 from multiverso.hosts.transport.credentials import Credentials
 from multiverso.hosts.transport.tls import context_of, encrypt
 
-VERSION = 5  # of all that nodes say to each other; the handshake refuses any other
+VERSION = 6  # of all that nodes say to each other; the handshake refuses any other
 ROLES = dict(enumerate(("values", "control", "messages", "rounds", "publications", "rows"), 1))
 VALUES, CONTROL, MESSAGES, ROUNDS, PUBLICATIONS, ROWS = ROLES
 _MAGIC = b"MVHS"

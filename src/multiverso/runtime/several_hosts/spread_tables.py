@@ -41,7 +41,7 @@ from multiverso.wire.requests import Spread
 _SOON_SECONDS, _LATER_SECONDS = 0.002, 0.5
 _BUSY_SECONDS = 0.2  # so long after the last change it looks soon
 _ALWAYS_SECONDS = 0.5  # between looks also where no add has ended
-_SETTLE_SECONDS = 0.001
+_SETTLE_SECONDS, _SETTLE_AT_LATEST_SECONDS = 0.001, 0.05
 
 
 @dataclass(eq=False)
@@ -360,7 +360,7 @@ class SpreadTables:
         Raises:
             WaitTimeoutError: they have not in time.
         """
-        self._until(deadline, lambda table: not table.look(True, True), "give rows to their homes")
+        self._until(deadline, lambda table, first: not table.look(first, True), "give rows to their homes")
 
     def drop(self, deadline: Deadline) -> None:
         """Waits until this host has no copies any more, so that whatever is read next is what the homes have then.
@@ -369,17 +369,20 @@ class SpreadTables:
             WaitTimeoutError: a worker is in the middle of a change for too long.
         """
         self._until(
-            deadline, lambda table: table.leave_all() and not table.look(True, True), "renew its copies of rows"
+            deadline, lambda table, _: table.leave_all() and not table.look(True, True), "renew its copies of rows"
         )
 
-    def _until(self, deadline: Deadline, is_so: Callable[[SpreadTable], bool], what: str) -> None:
+    def _until(self, deadline: Deadline, is_so: Callable[[SpreadTable, bool], bool], what: str) -> None:
+        pause, first = _SETTLE_SECONDS, True
         with self._lock:
-            while sum(is_so(found.table) for found in self._tables.values()) < len(self._tables):
+            while sum(is_so(found.table, first) for found in self._tables.values()) < len(self._tables):
                 if self._here.closing.is_set():
                     raise MultiversoError("the node is closing")
                 if deadline.passed:
                     raise WaitTimeoutError(f"{self._here.name} could not {what} within {deadline}")
-                self._answered.wait(_SETTLE_SECONDS)
+                self._answered.wait(pause)
+                # longer and longer: of many hosts on one machine each would else keep the others from answering
+                pause, first = min(2 * pause, _SETTLE_AT_LATEST_SECONDS), False
 
 
 def _hash(of: bytes) -> int:
