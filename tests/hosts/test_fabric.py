@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import socket
 import threading
+from contextlib import ExitStack
 from typing import Any
 
 import numpy as np
@@ -299,14 +300,17 @@ def test_a_host_that_is_lost_while_it_is_dialled_holds_nobody_up(monkeypatch: py
 def test_a_host_that_is_dialled_does_not_keep_the_fabric_from_closing(monkeypatch: pytest.MonkeyPatch) -> None:
     """It waited for the whole handshake's time."""
     monkeypatch.setattr(peers_module, "HANDSHAKE_SECONDS", 300.0)  # more than this test may take
-    with socket.create_server(("127.0.0.1", 0)) as unplugged:
-        fabric = Fabric(1, 2, new_credentials(False))
+    with ExitStack() as stack:
+        unplugged = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
+        fabric = Fabric(6, 7, new_credentials(False))
         fabric.listen()
         fabric.attach(1, new_shard(CHUNKS))
-        fabric.connect(0, unplugged.getsockname()[:2])
-        with unplugged.accept()[0] as silent:
-            fabric.close()
-            while silent.recv(1024):
+        for host in range(6):  # more than are dialled at a time
+            fabric.connect(host, unplugged.getsockname()[:2])
+        silent = [stack.enter_context(unplugged.accept()[0]) for _ in range(peers_module._AT_A_TIME)]
+        fabric.close()
+        for each in silent:
+            while each.recv(1024):
                 pass  # its hello, and then its end
 
 

@@ -50,7 +50,7 @@ class Peers:
         self._incarnations: dict[int, int] = {}  # of the hosts that have been connected
         self._fenced: set[int] = set()  # those of hosts that were lost
         self._listener: Listener | None = None  # once it listens
-        self._turns = threading.BoundedSemaphore(_AT_A_TIME)
+        self._turns = threading.Semaphore(_AT_A_TIME)
         self._dialling: list[threading.Thread] = []  # to hosts that are lost
         self._closed = False
         self._lock = threading.RLock()
@@ -175,6 +175,7 @@ class Peers:
         """Takes no more connections. May be called again."""
         with self._lock:
             self._closed = True
+        self._turns.release(len(ROLES) * self.hosts)  # nobody waits for one any more
         if self._listener is not None:
             self._listener.shut()
 
