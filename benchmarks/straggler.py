@@ -36,13 +36,13 @@ MODES: dict[str, dict[str, Any]] = {
 Data = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]
 
 
-def load() -> Data:
-    """Images with a 1 at their end and labels, to train on and to validate."""
+def load(seed: int = 0) -> Data:
+    """Images with a 1 at their end and labels, to train on and to validate; ``seed`` chooses which."""
     from sklearn.datasets import load_digits
 
     digits = load_digits()
     images = np.hstack([digits.data / 16, np.ones((len(digits.data), 1))]).astype(np.float32)
-    order = np.random.default_rng(0).permutation(len(images))
+    order = np.random.default_rng(seed).permutation(len(images))
     train, validation = order[:1437], order[1437:]
     return images[train], digits.target[train], images[validation], digits.target[validation]
 

@@ -168,3 +168,13 @@ def test_the_straggler_is_measured_in_every_consistency(tmp_path: Path, start: C
     modes = ["asynchronous", "staleness 16", "staleness 4", "synchronous", "quorum 3"]
     assert list(report["times_faster_than_synchronous"]) == modes
     assert report["times_faster_than_synchronous"]["synchronous"] == 1
+
+
+def test_what_is_done_while_workers_are_killed_is_measured(tmp_path: Path, start: Callable[..., str]) -> None:
+    few = ["--mode", "quorum 6", "--repeat", "1", "--seconds", "0.005", "--minibatches", "600", "--every", "0.5"]
+    report = json.loads(start(ROOT / "benchmarks" / "goodput.py", *few, "--out", str(tmp_path / "out.json")))
+    assert report == json.loads((tmp_path / "out.json").read_text())
+    (mode,) = report["modes"].values()
+    assert mode["of_the_first_mode"] == 1
+    assert mode["minibatches_a_second"]["mean"] > 0
+    assert mode["validation_accuracy"]["mean"] > 50

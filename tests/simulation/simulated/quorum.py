@@ -65,7 +65,8 @@ class Rolled(Staged):
         held = sum(worker.held for worker in rest)
         grace = round(self.grace * 1e9) if awaiting else 0
         needed, of = self.needed if awaiting else (0, 0)
-        return Came(len(ready), len(awaiting), len(rest) - held, held, 0, needed, of, grace)
+        elsewhere = 0  # there is one table here
+        return Came(len(ready), len(awaiting), len(rest) - held, elsewhere, held, 0, needed, of, grace)
 
     def wake(self) -> None:
         self.nudged()

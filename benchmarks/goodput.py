@@ -1,0 +1,180 @@
+"""Eight workers, one slow, one at times, and one killed and replaced now and then: what is done a second, and how well?
+
+    python benchmarks/goodput.py                        # some minutes; prints JSON
+    python benchmarks/goodput.py --out results.json
+
+Softmax regression on scikit-learn's digits, until so many minibatches are in the model. Worker 7 always takes four
+times as long for a minibatch, by sleeping, worker 6 ten times as long for one in ten, and every 20 seconds one of the
+others, drawn from the seed, is killed; another process takes its place. Seeds differ in data, order and kills, and
+are the same for all modes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import platform
+import random
+import signal
+import statistics
+import tempfile
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import multiverso as mv
+from quorum import ERRATIC, SLOW, WORKERS
+from straggler import gradient, load
+
+MODES: dict[str, dict[str, Any]] = {
+    "asynchronous": {},
+    "synchronous": {"sync": True},
+    "quorum 7": {"sync": True, "quorum": 7},
+    "quorum 6": {"sync": True, "quorum": 6},
+    "quorum 0.7": {"sync": True, "quorum": 0.7},
+}
+# of Student's distribution, 97.5 %, by degrees of freedom
+STUDENT = {1: 12.71, 2: 4.30, 3: 3.18, 4: 2.78, 5: 2.57, 6: 2.45, 7: 2.36, 8: 2.31, 9: 2.26}
+
+
+def train(mode: str, seed: int, options: argparse.Namespace, there: str) -> dict[str, Any]:
+    """One worker; ``there``: a folder in which each says its process and when it began."""
+    data, labels, validation, validation_labels = load(seed)
+    mv.init(**MODES[mode], timeout_seconds=options.most, on_lost="continue")
+    me, drawn = mv.worker_id(), np.random.default_rng([seed, mv.worker_id(), mv.incarnation()])
+    # the weights, and how many minibatches are in them
+    table = mv.ArrayTableHandler(data.shape[1] * 10 + 1, dtype="float64")
+    local = table.snapshot() if mv.incarnation() else table.get()
+    last = local.copy()
+    weights = local[:-1].reshape(-1, 10)
+    if not mv.incarnation():
+        mv.barrier()
+    Path(there, f"{me}-{mv.incarnation()}").write_text(f"{os.getpid()} {time.time()}")
+    began, done, late = time.time(), 0, 0
+    while local[-1] < options.minibatches and time.time() < began + options.most:
+        until = time.perf_counter() + options.seconds * (
+            options.slowed if me == SLOW else 10 if me == ERRATIC and drawn.random() < 0.1 else 1
+        )
+        batch = drawn.choice(len(labels), 16)
+        weights -= options.rate * gradient(weights, data[batch], labels[batch])
+        local[-1] += 1
+        time.sleep(max(0.0, until - time.perf_counter()))
+        table.exchange(local, last)
+        done += 1
+    ended = time.time()
+    late = mv.stats()["tables"][1]["late"]
+    scores = validation @ weights
+    scores -= scores.max(axis=1, keepdims=True)
+    losses = np.log(np.exp(scores).sum(axis=1)) - scores[np.arange(len(scores)), validation_labels]
+    mv.shutdown()
+    return {
+        "ended": ended,
+        "done": done,
+        "late": late,
+        "minibatches": float(local[-1]),
+        "loss": float(losses.mean()),
+        "accuracy": float((scores.argmax(axis=1) == validation_labels).mean()),
+    }
+
+
+def run(mode: str, seed: int, options: argparse.Namespace) -> dict[str, Any]:
+    """One job, in which workers are killed; returns what it came to."""
+    chance, killed, over = random.Random(seed), dict[Path, float](), threading.Event()
+    with tempfile.TemporaryDirectory() as there:
+
+        def kill_now_and_then() -> None:
+            while not over.is_set() and len(list(Path(there).iterdir())) < WORKERS:
+                time.sleep(0.01)
+            while not over.wait(options.every):
+                worker = chance.randrange(1, ERRATIC)
+                newest = max(Path(there).glob(f"{worker}-*"), key=lambda path: int(path.name.partition("-")[2]))
+                with contextlib.suppress(ProcessLookupError):  # it has just ended
+                    os.kill(int(newest.read_text().split()[0]), signal.SIGKILL)
+                    killed[newest] = time.time()
+
+        killer = threading.Thread(target=kill_now_and_then)
+        killer.start()
+        try:
+            results = mv.run(
+                train, WORKERS, (mode, seed, options, there), on_failure="continue", replace=100,
+                timeout_seconds=options.most + 60,
+            )  # fmt: skip
+        finally:
+            over.set()
+            killer.join()
+        told = {path.name: float(path.read_text().split()[1]) for path in Path(there).iterdir()}
+    began = min(told.values())
+    recovered = []
+    for path, when in killed.items():
+        worker, _, incarnation = path.name.partition("-")
+        if (again := told.get(f"{worker}-{int(incarnation) + 1}")) is not None:
+            recovered.append(again - when)
+    ends = [found for found in results if isinstance(found, dict)]
+    first = min(ends, key=lambda found: found["ended"])
+    return {
+        "minibatches_a_second": first["minibatches"] / (first["ended"] - began),
+        "kills": len(killed),
+        "seconds_to_recover": recovered,
+        "loss": first["loss"],
+        "accuracy": 100 * first["accuracy"],
+    }
+
+
+def interval(values: list[float], digits: int) -> dict[str, float]:
+    """The mean, and half of its 95 % interval."""
+    mean = {"mean": round(statistics.fmean(values), digits)}
+    if len(values) == 1:
+        return mean
+    half = STUDENT[len(values) - 1] * statistics.stdev(values) / len(values) ** 0.5
+    return mean | {"plus_or_minus": round(half, digits)}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--mode", action="append", choices=MODES, help="only this one; may be given again")
+    parser.add_argument("--minibatches", type=int, default=6000, help="of a run, in the model at its end")
+    parser.add_argument("--seconds", type=float, default=0.02, help="of a minibatch")
+    parser.add_argument("--slowed", type=float, default=4, help="how many times as long the slow worker takes")
+    parser.add_argument("--every", type=float, default=20, help="seconds between two kills")
+    parser.add_argument("--rate", type=float, default=0.05, help="learning rate")
+    parser.add_argument("--repeat", type=int, default=5, choices=range(1, 11), help="seeds")
+    parser.add_argument("--most", type=float, default=300, help="seconds of a run")
+    parser.add_argument("--out", type=Path, help="file for the JSON, too")
+    options = parser.parse_args()
+    runs = {mode: list[dict[str, Any]]() for mode in options.mode or MODES}
+    for seed in range(options.repeat):
+        for mode, found in runs.items():
+            found.append(run(mode, seed, options))
+    report: dict[str, Any] = {
+        "what": f"worker {SLOW} of {WORKERS} is {options.slowed:g}x as slow, {ERRATIC} 10x in 1 of 10, one is killed "
+        f"every {options.every:g} s and replaced",
+        "machine": {"python": platform.python_version(), "processor": platform.machine()},
+        "settings": {"minibatches": options.minibatches, "minibatch_seconds": options.seconds, "seeds": options.repeat},
+        "modes": {},
+    }
+    for mode, found in runs.items():
+        recovered = [seconds for one in found for seconds in one["seconds_to_recover"]]
+        rate = interval([one["minibatches_a_second"] for one in found], 1)
+        report["modes"][mode] = {
+            "minibatches_a_second": rate,
+            "kills": sum(one["kills"] for one in found),
+            "seconds_to_recover": round(statistics.median(recovered), 2) if recovered else None,
+            "validation_loss": interval([one["loss"] for one in found], 4),
+            "validation_accuracy": interval([one["accuracy"] for one in found], 2),
+        }
+    first = next(iter(report["modes"].values()))["minibatches_a_second"]["mean"]
+    for mode in report["modes"].values():
+        mode["of_the_first_mode"] = round(mode["minibatches_a_second"]["mean"] / first, 3)
+    text = json.dumps(report, indent=1)
+    print(text)
+    if options.out:
+        options.out.write_text(text + "\n")
+
+
+if __name__ == "__main__":
+    main()
