@@ -231,6 +231,11 @@ class SpreadTable:
         return not (self.copies.leaving.size or self._coming.any() or any(left))
 
     @property
+    def retries(self) -> bool:
+        """Whether something is to be asked again of a home that has refused it."""
+        return any(way.under_way is None and (way.parts or way.has_adds) for way in self.ways.values() if not way.lost)
+
+    @property
     def trouble(self) -> tuple[int, int]:
         """Why adds do not reach a host, and which one: a code of ``layout/desk.py``."""
         found = next(((way.refused, way.host) for way in self.ways.values() if way.refused), (desk.DONE_WELL, 0))

@@ -38,7 +38,7 @@ from multiverso.updaters import BY_NAME
 from multiverso.updaters.cached import copy_loops
 from multiverso.wire.requests import Spread
 
-_SOON_SECONDS, _LATER_SECONDS = 0.002, 0.5
+_SOON_SECONDS, _RETRY_SECONDS, _LATER_SECONDS = 0.002, 0.02, 0.5
 _BUSY_SECONDS = 0.2  # so long after the last change it looks soon
 _ALWAYS_SECONDS = 0.5  # between looks also where no add has ended
 _SETTLE_SECONDS, _SETTLE_AT_LATEST_SECONDS = 0.001, 0.05
@@ -178,9 +178,12 @@ class SpreadTables:
                 store32(bell + desk.RESTS, int(rests))  # who adds after this rings, and what was added before is seen
                 always = rests or now >= always_at
                 always_at = now + _ALWAYS_SECONDS if always else always_at
+                pause = _LATER_SECONDS if rests else _SOON_SECONDS
                 if self._look(always):
-                    busy_until, rests = now + _BUSY_SECONDS, False
-                look_at = now + (_LATER_SECONDS if rests else _SOON_SECONDS)
+                    busy_until, rests, pause = now + _BUSY_SECONDS, False, _SOON_SECONDS
+                elif rests and any(found.table.retries for found in list(self._tables.values())):
+                    rests, pause = False, _RETRY_SECONDS
+                look_at = now + pause
             wait_for_change(bell + desk.RUNG, rung, max(0.0, look_at - time.monotonic()))
 
     def _look(self, always: bool) -> bool:
