@@ -54,8 +54,10 @@ def train(mode: str, seed: int, options: argparse.Namespace, there: str) -> dict
     weights = local[:-1].reshape(-1, 10)
     if not mv.incarnation():
         mv.barrier()
-    Path(there, f"{me}-{mv.incarnation()}").write_text(f"{os.getpid()} {time.time()}")
-    began, done, late = time.time(), 0, 0
+    written = Path(there, f".{me}")
+    written.write_text(f"{os.getpid()} {time.time()}")
+    written.rename(Path(there, f"{me}-{mv.incarnation()}"))
+    began = time.time()
     while local[-1] < options.minibatches and time.time() < began + options.most:
         until = time.perf_counter() + options.seconds * (
             options.slowed if me == SLOW else 10 if me == ERRATIC and drawn.random() < 0.1 else 1
@@ -65,17 +67,13 @@ def train(mode: str, seed: int, options: argparse.Namespace, there: str) -> dict
         local[-1] += 1
         time.sleep(max(0.0, until - time.perf_counter()))
         table.exchange(local, last)
-        done += 1
     ended = time.time()
-    late = mv.stats()["tables"][1]["late"]
     scores = validation @ weights
     scores -= scores.max(axis=1, keepdims=True)
     losses = np.log(np.exp(scores).sum(axis=1)) - scores[np.arange(len(scores)), validation_labels]
     mv.shutdown()
     return {
         "ended": ended,
-        "done": done,
-        "late": late,
         "minibatches": float(local[-1]),
         "loss": float(losses.mean()),
         "accuracy": float((scores.argmax(axis=1) == validation_labels).mean()),
@@ -88,11 +86,13 @@ def run(mode: str, seed: int, options: argparse.Namespace) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as there:
 
         def kill_now_and_then() -> None:
-            while not over.is_set() and len(list(Path(there).iterdir())) < WORKERS:
+            while not over.is_set() and len(list(Path(there).glob("?-*"))) < WORKERS:
                 time.sleep(0.01)
             while not over.wait(options.every):
                 worker = chance.randrange(1, ERRATIC)
                 newest = max(Path(there).glob(f"{worker}-*"), key=lambda path: int(path.name.partition("-")[2]))
+                if newest in killed:  # the next one has not come yet
+                    continue
                 with contextlib.suppress(ProcessLookupError):  # it has just ended
                     os.kill(int(newest.read_text().split()[0]), signal.SIGKILL)
                     killed[newest] = time.time()
@@ -107,7 +107,7 @@ def run(mode: str, seed: int, options: argparse.Namespace) -> dict[str, Any]:
         finally:
             over.set()
             killer.join()
-        told = {path.name: float(path.read_text().split()[1]) for path in Path(there).iterdir()}
+        told = {path.name: float(path.read_text().split()[1]) for path in Path(there).glob("?-*")}
     began = min(told.values())
     recovered = []
     for path, when in killed.items():

@@ -16,7 +16,7 @@ import pytest
 from core_support import Worker, bits, let_die, outcome, together, wait_for
 
 import multiverso as mv
-from multiverso.errors import DeadlockError, NotInThisJobError, SnapshotError, StartupError
+from multiverso.errors import DeadlockError, NotInThisJobError, SnapshotError, StartupError, WaitTimeoutError
 from multiverso.layout import words as at
 from multiverso.params import SharedParams
 from multiverso.runtime import Node, Session
@@ -222,6 +222,35 @@ def test_who_waits_late_at_another_table_is_not_waited_for() -> None:
     options: dict[str, Any] = {"sync": True, "quorum": 3, "on_lost": "continue"}
     results = together(lambda session: with_a_late_one_elsewhere(session, met, let_die), 4, **options)
     assert results == [(3.0, 6.0, 3.0), (3.0, 6.0, 3.0), None, (6.0, 6.0, 3.0)]
+
+
+def test_who_has_given_up_a_late_read_is_waited_for_again() -> None:
+    closed, given_up = threading.Event(), threading.Event()
+
+    def work(session: Session) -> Any:
+        me = session.worker_id
+        first, second, third = tables = [mv.ArrayTableHandler(1, session=session) for _ in range(3)]
+        session.barrier()
+        for table in tables[1:]:  # there is time for all to come
+            table._how._progress[at.ROUND_GRACE] = 10**12  # type: ignore[attr-defined]
+        if me == 2:
+            assert closed.wait(30)
+            assert isinstance(outcome(lambda: first.get(timeout_seconds=0.1)), WaitTimeoutError)
+            given_up.set()
+        else:
+            first.get()
+            closed.set()
+            assert given_up.wait(30)
+            wait_for(lambda: session.control.worker(2).wait is not None)
+        second.get()
+        third.add([1.0])
+        if me == 2:
+            wait_for(lambda: all(session.control.worker(other).wait is not None for other in (0, 1)))
+        read = third.get()[0]
+        session.barrier()
+        return read
+
+    assert together(work, 3, sync=True, quorum=2) == [3.0] * 3
 
 
 def test_a_deadlock_names_who_is_missing() -> None:

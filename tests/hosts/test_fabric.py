@@ -314,6 +314,24 @@ def test_a_host_that_is_dialled_does_not_keep_the_fabric_from_closing(monkeypatc
                 pass  # its hello, and then its end
 
 
+def test_hosts_that_do_not_answer_keep_no_other_from_being_connected(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(peers_module, "HANDSHAKE_SECONDS", 300.0)  # more than this test may take
+    monkeypatch.setattr(peers_module, "_TURN_SECONDS", 0.1)
+    job, last = new_credentials(False), 1 + peers_module._AT_A_TIME
+    with ExitStack() as stack:
+        unplugged = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
+        first, high = (stack.enter_context(Fabric(host, last + 1, job)) for host in (0, last))
+        place = first.listen()
+        high.listen()
+        high.attach(1, new_shard(CHUNKS))
+        for host in range(1, last):
+            high.connect(host, unplugged.getsockname()[:2])
+        for _ in range(1, last):
+            stack.enter_context(unplugged.accept()[0])
+        high.connect(0, place)
+        wait_for(lambda: high.ends[0].connected)  # type: ignore[union-attr]
+
+
 @pytest.mark.parametrize("error", [MemoryError, MultiversoError])
 def test_what_cannot_be_sent_ends_the_connection_and_goes_over_the_next(
     error: type[Exception], monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]

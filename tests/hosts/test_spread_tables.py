@@ -8,6 +8,7 @@ import re
 import shutil
 import signal
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -26,13 +27,15 @@ from multiverso.hosts.peer.frames import ProtocolError
 from multiverso.hosts.spread.frames import ANSWER, Frame, head_of
 from multiverso.hosts.spread.home import Home
 from multiverso.hosts.spread.homes import groups_of, homes_of
+from multiverso.hosts.values.held_tables import HeldTables
 from multiverso.kernels.keyed import calls as kernels
 from multiverso.layout import desk
 from multiverso.layout.desk import FETCH
 from multiverso.layout.keyed import GROUP_SHIFT, GROUPS
 from multiverso.memory import heap
-from multiverso.memory.words import load64
+from multiverso.memory.words import load32, load64
 from multiverso.runtime import Session
+from multiverso.runtime.several_hosts import spread_tables
 from multiverso.updaters import adagrad, momentum
 from multiverso.watching.snapshot import Observer
 
@@ -751,3 +754,40 @@ def test_nonsense_is_refused(seed: int) -> None:
     with pytest.raises(ProtocolError):
         head_of(bytes(message))
         Frame.of(memoryview(message), 8)
+
+
+# -- a host at rest --------------------------------------------------------------------------------------------------
+
+
+def test_a_host_at_rest_hears_of_an_add_at_once_and_looks_seldom(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("_AGE_SECONDS", "_LATER_SECONDS"):
+        monkeypatch.setattr(spread_tables, name, 600.0)  # so long it rests if nobody wakes it
+    looks = []
+    watch = HeldTables.look
+
+    def look(tables: HeldTables, resting: bool) -> bool:
+        looks.append(resting)
+        return watch(tables, resting)
+
+    monkeypatch.setattr(HeldTables, "look", look)
+    there = KEYS[homes_of(range(2))[groups_of(KEYS)] == 1]
+    met = threading.Barrier(2)
+
+    def work(session: Session) -> Any:
+        table = mv.KeyedTable(2, dtype="int64", session=session)
+        bell = session.shared_memory(desk.BELL, desk.BELL_WORDS.size, on_this_host=True)
+        session.barrier()
+        began, before = time.monotonic(), len(looks)
+        for turn in range(1, 4):
+            wait_for(lambda: load32(bell.address + desk.RESTS) == 1)
+            met.wait(30)
+            if session.worker_id == 0:
+                table.add(np.ones((there.size, 2), np.int64), there)
+            else:
+                wait_for(lambda turn=turn: bool((table.get(there) == turn).all()))  # type: ignore[misc]
+            met.wait(60)
+        return (len(looks) - before) / (time.monotonic() - began)
+
+    with rehearsal(1, 1) as job:
+        rates = job.run(work)
+    assert max(rates) < 100, "there is no dense table: both nodes together look 40 times a second, and not 400"

@@ -136,8 +136,9 @@ def _come(control, base, me, source, progress, number):
     for i in range(3):  # NEEDED, OF, GRACE
         store64(line + at.ASKS + 8 * i, progress[NEEDED + i])
     store32(line + at.SOURCES + 4 * (number & 1), source)
-    if number > progress[READ] + 1 and progress[GETS] == 0:  # a replay knows who comes
-        store64(block_of(control, me) + at.LATE_FOR, late_for(base, number))
+    late = number > progress[READ] + 1 and progress[GETS] == 0  # a replay knows who comes
+    # also if not: a late read of another table may have been given up
+    store64(block_of(control, me) + at.LATE_FOR, late_for(base, number) if late else 0)
     store64(line + at.STAGED, number)
     notify(control)  # those who sleep may have enough now, and until when is theirs to watch
 

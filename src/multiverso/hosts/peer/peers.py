@@ -25,6 +25,7 @@ Address = tuple[str, int]
 # Hosts that a node connects to at a time. In a rehearsal of 64 all 2,016 pairs of nodes once began together, and on two
 # cores hardly one of them was through before its deadline.
 _AT_A_TIME = 4
+_TURN_SECONDS = 5.0  # that a host waits for its turn at most: those before it may not answer at all
 
 
 class Peers:
@@ -145,9 +146,13 @@ class Peers:
 
     def _dial(self, role: int, number: int, generation: int, begun: Begun) -> tuple[Channel, Hello]:
         me = Hello(self.host, self.hosts, self._incarnation, generation, role)
-        with self._turns:
+        has_turn = self._turns.acquire(timeout=_TURN_SECONDS)
+        try:
             deadline = Deadline.after(HANDSHAKE_SECONDS)
             channel, theirs = connect(self._addresses[number], self._credentials, me, deadline, begun)
+        finally:
+            if has_turn:
+                self._turns.release()
         if (theirs.host, theirs.hosts) != (number, self.hosts):
             channel.close()
             raise RefusedError(f"host {theirs.host} of {theirs.hosts} listens where host {number} should")

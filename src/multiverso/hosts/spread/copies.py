@@ -116,6 +116,11 @@ class Copies:
             old[np.argpartition(heard, excess - 1)[:excess]] = True
         return self._keys[there[old]]
 
+    @property
+    def there(self) -> bool:
+        """Whether there are any copies."""
+        return bool(self._heard.any())
+
     def everything(self) -> Keys:
         """Returns all keys that have a copy."""
         return self._keys[np.flatnonzero(self._heard)]

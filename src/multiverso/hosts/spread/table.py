@@ -231,8 +231,8 @@ class SpreadTable:
         return not (self.copies.leaving.size or self._coming.any() or any(left))
 
     @property
-    def retries(self) -> bool:
-        """Whether something is to be asked again of a home that has refused it."""
+    def asks(self) -> bool:
+        """Whether there is something to ask a home now, or again later as it has refused it."""
         return any(way.under_way is None and (way.parts or way.has_adds) for way in self.ways.values() if not way.lost)
 
     @property

@@ -3,7 +3,8 @@
 A stranger can connect, say nothing or nonsense, and connect again. It costs a thread for ten seconds at most, there are
 never more than sixteen of these, or two for each host of the job, which may all come at once, and the log gets a line
 about it in ten seconds at most. Where all are taken, the next one takes the place of the oldest: a host that belongs
-to the job needs milliseconds to show it, so that strangers who just hold connections open keep no host out.
+to the job needs milliseconds to show it, so that strangers who just hold connections open keep no host out. At the
+first host's port they put off the loss of a host whose connection has ended, from five seconds to the grace at most.
 """
 
 from __future__ import annotations

@@ -38,7 +38,8 @@ from multiverso.updaters import BY_NAME
 from multiverso.updaters.cached import copy_loops
 from multiverso.wire.requests import Spread
 
-_SOON_SECONDS, _RETRY_SECONDS, _LATER_SECONDS = 0.002, 0.02, 0.5
+_SOON_SECONDS = 0.002  # between looks while there is something
+_RETRY_SECONDS, _AGE_SECONDS, _LATER_SECONDS = 0.02, 0.1, 0.5  # while a home refuses, while copies grow old, at rest
 _BUSY_SECONDS = 0.2  # so long after the last change it looks soon
 _ALWAYS_SECONDS = 0.5  # between looks also where no add has ended
 _SETTLE_SECONDS, _SETTLE_AT_LATEST_SECONDS = 0.001, 0.05
@@ -178,23 +179,28 @@ class SpreadTables:
                 store32(bell + desk.RESTS, int(rests))  # who adds after this rings, and what was added before is seen
                 always = rests or now >= always_at
                 always_at = now + _ALWAYS_SECONDS if always else always_at
-                pause = _LATER_SECONDS if rests else _SOON_SECONDS
-                if self._look(always):
-                    busy_until, rests, pause = now + _BUSY_SECONDS, False, _SOON_SECONDS
-                elif rests and any(found.table.retries for found in list(self._tables.values())):
-                    rests, pause = False, _RETRY_SECONDS
-                look_at = now + pause
+                pause = self._look(always)
+                if pause == _SOON_SECONDS:
+                    busy_until, rests = now + _BUSY_SECONDS, False
+                look_at = now + (pause if rests else _SOON_SECONDS)
             wait_for_change(bell + desk.RUNG, rung, max(0.0, look_at - time.monotonic()))
 
-    def _look(self, always: bool) -> bool:
-        """Looks what workers have added to; returns whether there was something, or still is."""
+    def _look(self, always: bool) -> float:
+        """Looks what workers have added to; returns the seconds until it is to look again, if nobody rings."""
+        pause = _LATER_SECONDS
         try:
             with self._lock:
-                return sum(found.table.look(always) for found in self._tables.values()) > 0
+                for table in (found.table for found in self._tables.values()):
+                    if table.look(always):
+                        pause = _SOON_SECONDS
+                    elif table.asks:
+                        pause = min(pause, _RETRY_SECONDS)
+                    elif table.copies.there:
+                        pause = min(pause, _AGE_SECONDS)
         except MultiversoError as error:
             if not self._here.closing.is_set():
                 log(f"rows at other hosts: {error}")
-            return False
+        return pause
 
     def _take_questions(self) -> None:
         with self._lock:
