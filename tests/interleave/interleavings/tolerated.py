@@ -83,11 +83,10 @@ TOLERATED: dict[str, str] = {
     f"quorum.waits_elsewhere: without '{_ELSE}' in round_and_table != 0 and {_ELSE}": _ELSEWHERE,
     f"quorum.include: without {_CLEARS}": _ELSEWHERE,
     f"quorum.include: a store for {_CLEARS}": _ELSEWHERE,
-    f"quorum._come: never {_IS_LATE} and {_RUNS}": _ELSEWHERE,
-    f"quorum._come: always {_IS_LATE} and {_RUNS}": _ELSEWHERE,
     f"quorum._come: without '{_IS_LATE}' in {_IS_LATE} and {_RUNS}": _ELSEWHERE,
     f"quorum._come: without '{_RUNS}' in {_IS_LATE} and {_RUNS}": _ELSEWHERE,
-    "quorum._come: without store64(block_of(control, me) + at.LATE_FOR, late_for(base, number))": _ELSEWHERE,
+    "quorum._come: without "
+    "store64(block_of(control, me) + at.LATE_FOR, late_for(base, number) if late else 0)": _ELSEWHERE,
     "quorum._come: without store64(line + at.ASKS + 8 * i, progress[NEEDED + i])": _HOSTS,
     "quorum._await_nodes: never state == LOST_SOMEONE": _HOSTS,
     "quorum._await_nodes: always state == LOST_SOMEONE": _HOSTS,
