@@ -49,7 +49,7 @@ def init(
         quorum: with ``sync=True``: a round closes when all workers have reached it, or when this many have and
             ``grace_seconds`` are over: a number of workers, or a fraction of the live ones, rounded up (``0.75``). A
             late worker's adds count once, in the next round, and its read returns that round's values (Chen et al.
-            2016, "Revisiting Distributed Synchronous SGD", without dropping anything). One host only.
+            2016, "Revisiting Distributed Synchronous SGD", without dropping anything).
         grace_seconds: how long a round stays open after the quorum has come; 0 by default. ``"auto"``: a tenth of a
             worker's time from one read to the next (the median of its last nine; 0 for its first read).
         record: a folder to which each worker writes, when it leaves, which rounds its reads were in.
@@ -58,7 +58,7 @@ def init(
             (``"continue"``). None takes the launcher's option.
         wire: the format in which changes travel between hosts: ``"native"`` (default), ``"float32"``, ``"bfloat16"``,
             ``"int8"``, ``"topk"`` or ``"topk:0.05"``. This and the next two have no effect on one host; with
-            ``sync=True`` they are always refused.
+            ``sync=True`` the next two are refused.
         every: how often a host sends its changes: a number of seconds, or ``"100 adds"`` of its workers to a
             table; by default at once. A bare number is *seconds* here (``every=0.5``), while
             the ``every`` of `checkpoint` and of parameter managers counts *steps*.

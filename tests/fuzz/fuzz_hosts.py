@@ -27,6 +27,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent / "hosts"))
 
 from fabric_support import Adder, barrier, fabrics, new_shard
 
+from multiverso.hosts.codecs import NAMES, Wire
 from multiverso.hosts.peer.frames import HEADER_BYTES, RECEIVED, Header, Numbered, ProtocolError, Reader
 from multiverso.hosts.peer.resources import Pace
 from multiverso.hosts.rounds.frames import KINDS as KINDS_OF_ROUNDS
@@ -35,7 +36,6 @@ from multiverso.hosts.rounds.rounds import Rounds
 from multiverso.hosts.transport.credentials import new_credentials
 from multiverso.hosts.transport.handshake import Hello
 from multiverso.hosts.values import frames
-from multiverso.hosts.values.codecs import NAMES, Wire
 from multiverso.hosts.values.copies import Changes, Copy
 from multiverso.hosts.values.frames import Opened
 from multiverso.hosts.values.link import Link

@@ -10,8 +10,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from multiverso.errors import StartupError
-from multiverso.hosts.values import codecs
-from multiverso.hosts.values.codecs import INT8, NAMES, NATIVE, TOPK, Wire
+from multiverso.hosts import codecs
+from multiverso.hosts.codecs import INT8, NAMES, NATIVE, TOPK, Wire
 
 LOSSY = ("float32", "bfloat16", "int8", "topk", "topk:0.2")
 FLOATS = ("float32", "float64")

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from fabric_support import new_shard
 
+from multiverso.hosts.codecs import Wire
 from multiverso.hosts.peer.resources import Pace
 from multiverso.hosts.transport.channel import FAR, Plain, megabytes_for
-from multiverso.hosts.values.codecs import Wire
 from multiverso.hosts.values.copies import Changes, Copy
 from multiverso.hosts.values.link import Link
 from multiverso.hosts.values.options import Every

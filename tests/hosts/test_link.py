@@ -8,10 +8,11 @@ import numpy as np
 import pytest
 from fabric_support import changed, new_shard
 
+from multiverso.hosts import codecs
+from multiverso.hosts.codecs import Wire
 from multiverso.hosts.peer.frames import Header
 from multiverso.hosts.peer.resources import Pace
-from multiverso.hosts.values import codecs, frames
-from multiverso.hosts.values.codecs import Wire
+from multiverso.hosts.values import frames
 from multiverso.hosts.values.copies import Changes, Copy
 from multiverso.hosts.values.link import Link
 from multiverso.hosts.values.options import Every

@@ -13,7 +13,7 @@ from fabric_support import interrupt
 from rehearsing import rehearsal
 
 from multiverso.errors import SnapshotError, StartupError, WorkerLostError
-from multiverso.hosts.values.codecs import Wire
+from multiverso.hosts.codecs import Wire
 from multiverso.hosts.values.options import ExchangeOptions
 from multiverso.layout import words as at
 from multiverso.params import SharedParams
@@ -340,13 +340,57 @@ def test_a_table_travels_its_own_way() -> None:
     ]
 
 
-def test_rounds_exchange_all_as_it_is_so_another_wire_format_is_refused() -> None:
-    with rehearsal(1, 1) as job, pytest.raises(StartupError, match="leave wire=, every= and between="):
-        job.session(0, sync=True, exchange=ExchangeOptions.of(wire="int8"))
+@pytest.mark.parametrize("options", [SYNC, {"sync": True, "quorum": 1, "grace_seconds": 1000}], ids=["all", "quorum"])
+@pytest.mark.parametrize("wire", ["bfloat16", "int8", "topk:0.2"])
+def test_coded_sums_have_the_same_bits_on_all_hosts_and_in_all_runs(wire: str, options: dict[str, Any]) -> None:
+    """What a format leaves out goes with later rounds: in the end all is there that was added."""
+    size, rounds = 140_000, 3  # three chunks
+
+    def delta(worker: int, number: int) -> Any:
+        return np.random.default_rng([worker, number]).standard_normal(size).astype(np.float32)
+
+    def work(session: Session) -> list[Any]:
+        me, read = session.worker_id, []
+        array = ArrayTableHandler(size, delta(9, 9), session=session)
+        updated = ArrayTableHandler(3000, updater="momentum", session=session)
+        counted = ArrayTableHandler(7, dtype="int64", session=session)
+        own = ArrayTableHandler(7, dtype="float64", wire="native", session=session)
+        for number in range(rounds + 30):
+            array.add(delta(me, number) if number < rounds else 0)
+            updated.add(delta(me, number)[:3000])
+            counted.add(1 << 40)
+            own.add(1 / 3)
+            read += [array.get(), updated.get(), counted.get(), own.get()]
+        session.barrier()
+        return [values.tobytes() for values in read]
+
+    def together() -> tuple[list[Any], int]:
+        with rehearsal(2, 1, 1) as job:
+            found = job.run(work, **options, exchange=ExchangeOptions.of(wire=wire))
+            fabric = job.nodes[1].hosts.fabric  # type: ignore[attr-defined]
+            return found, sum(to["bytes_sent"] for to in fabric.statistics().values())
+
+    found, sent = together()
+    assert all(read == found[0] for read in found)
+    again, _ = together()
+    assert again == found
+    exact = delta(9, 9) + sum(delta(worker, number) for worker in range(4) for number in range(rounds))
+    first, last = (np.frombuffer(found[0][4 * number], np.float32) for number in (0, rounds + 29))
+    assert np.abs(first - delta(9, 9) - sum(delta(worker, 0) for worker in range(4))).max() > 1e-3
+    np.testing.assert_allclose(last, exact, atol=1e-4)
+    assert set(np.frombuffer(found[0][-2], np.int64)) == {4 * (rounds + 30) << 40}
+    np.testing.assert_allclose(np.frombuffer(found[0][-1], np.float64), 4 / 3 * (rounds + 30), rtol=1e-14)
+    # the middle of a chain sends each sum up and each total down
+    assert sent < {"bfloat16": 0.55, "int8": 0.3, "topk:0.2": 0.45}[wire] * 2 * 4 * (size + 3000) * (rounds + 30)
+
+
+def test_rounds_have_no_rule_between_hosts_and_no_pace_of_their_own() -> None:
+    with rehearsal(1, 1) as job, pytest.raises(StartupError, match="leave every= and between="):
+        job.session(0, sync=True, exchange=ExchangeOptions.of(wire="int8", every=2))
     with rehearsal(1, 1) as job:
         sessions = in_threads([lambda i=i: job.session(i, **SYNC) for i in range(2)])  # type: ignore[misc]
         for session in sessions:
-            with pytest.raises(StartupError, match="a table has wire='int8', every='2': leave that out"):
+            with pytest.raises(StartupError, match="a table has every='2': leave that out"):
                 ArrayTableHandler(3, wire="int8", every=2, session=session)
         in_threads([session.shutdown for session in sessions])
 

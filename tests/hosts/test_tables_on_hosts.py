@@ -12,7 +12,7 @@ from core_support import outcome, wait_for
 from rehearsing import Rehearsal, rehearsal
 
 from multiverso.errors import NotInThisJobError, TableMismatchError
-from multiverso.hosts.values.codecs import Wire
+from multiverso.hosts.codecs import Wire
 from multiverso.hosts.values.options import ExchangeOptions
 from multiverso.runtime import Session
 from multiverso.runtime.collective.agreement import all_gather

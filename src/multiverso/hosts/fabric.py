@@ -133,7 +133,7 @@ class Fabric(Closing):
         Args:
             table_id: its number in the job, the same on all hosts.
             shard: all of it mapped; its values are zero, or what they were when homes were last given out.
-            wire: how differences travel, see ``hosts/values/codecs.py``.
+            wire: how differences travel, see ``hosts/codecs.py``.
             every: how often a pass over it begins; by default whenever the budget allows.
             control: address of the job's control segment, which tells whose locks are a dead worker's; 0: nobody's.
             rule: what a home makes of what hosts push, see ``hosts/values/options.py``; from the first ``take`` on.
@@ -159,6 +159,7 @@ class Fabric(Closing):
         control: int,
         local: Iterable[int],
         overwritten: Mapping[int, int] | None = None,
+        wire: str = "native",
     ) -> None:
         """Begins to take part in the rounds of a synchronous table; the next `settle` of it gives its initial values.
 
@@ -169,8 +170,9 @@ class Fabric(Closing):
             local: the workers of this host.
             overwritten: where the other hosts have the table already: the last turns that were given to
                 `overwrite` before this one came, and whose values. It gets values by `refill`.
+            wire: how sums travel, see ``hosts/codecs.py``.
         """
-        memory = (QuorumMemory if shard.consistency.by_quorum else RoundMemory)(shard, control, local)
+        memory = (QuorumMemory if shard.consistency.by_quorum else RoundMemory)(shard, control, local, wire)
         self.peers.open(ROUNDS)
         self.rounds.attach(table_id, memory, overwritten)
 

@@ -5,16 +5,36 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from random import Random
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from multiverso.hosts.codecs import Wire
+from multiverso.hosts.peer.frames import HEADER_BYTES
+from multiverso.hosts.rounds.frames import SUM, RoundHeader
 from multiverso.hosts.rounds.memory import RoundMemory
 from multiverso.hosts.rounds.neighbour import Neighbour
 from multiverso.hosts.rounds.rounds import Rounds
 from simulated.world import Host, Memory, Scene, World, random_scene
 
 TABLE = 1
+
+
+class Coding(NamedTuple):
+    """How sums travel, and whether that leaves out anything of the numbers that are added here."""
+
+    wire: str = "native"
+    leaves_out: bool = False
+
+
+CODINGS = (
+    Coding(), Coding(), Coding("int8"), Coding("bfloat16"), Coding("int8", True), Coding("topk:0.3", True)
+)  # fmt: skip
+
+
+def seed_of(scene: Scene) -> int:
+    """Returns a number that the schedule decides, and that decides nothing of it."""
+    return Random(str(scene)).randrange(1 << 32)
 
 
 @dataclass(eq=False)
@@ -53,7 +73,8 @@ class Staged(RoundMemory):
         assert members == 1
         for part in self.parts[number - 1]:
             if part is not None:
-                total[:] = (self.values[number - 1][place] if count == 0 else total) + part[place]
+                begin = np.float32(0) if self.is_coded else self.values[number - 1][place]
+                total[:] = (begin if count == 0 else total) + part[place]
                 count += 1
         return count
 
@@ -74,7 +95,8 @@ class Staged(RoundMemory):
             self.chunks.append([])
         assert len(self.chunks[number]) == chunk, "chunks come in their order"
         old = self.values[number - 1][self.place(chunk)] if number else None
-        self.chunks[number].append(total.copy() if count else old)  # type: ignore[arg-type]
+        new = old + total if self.is_coded and number and count else total.copy()
+        self.chunks[number].append(new if count else old)  # type: ignore[arg-type]
         if (chunk + 1) * self.chunk >= self.elements:
             self.values.append(np.concatenate(self.chunks[number]))
 
@@ -90,7 +112,9 @@ class RoundsWorld(World):
 
     def __init__(self, scene: Scene, random: Random, trace: Callable[[str], None] | None = None) -> None:
         size = random.choice((1, 5, 24))
+        self.coding = CODINGS[seed_of(scene) % len(CODINGS)]
         super().__init__(replace(scene, elements=(), dtypes=(), joins=False), random, Memory(), trace)
+        self.left_out = 0.0  # of values, by a format
         self.sizes = (size, random.choice((1, 3, 8)))
         self.workers = [random.randint(1, 3) for _ in self.hosts]
         self.rounds: list[Rounds] = []
@@ -105,9 +129,16 @@ class RoundsWorld(World):
             self.rounds.append(rounds)
             host.neighbours = {peer: Neighbour(rounds, peer) for peer in host.links}
             self._later(0.005, self._attach, host)
-        self.staged: Sequence[Staged] = tables
+        self.staged: Sequence[Staged] = self._coded(tables)
+
+    def _coded(self, tables: list[Any]) -> list[Any]:
+        for staged in tables:
+            staged.wire = Wire.of(self.coding.wire, staged.dtype)
+        return tables
 
     def _numbers(self, size: int) -> np.ndarray:
+        if self.coding.wire != "native" and not self.coding.leaves_out:  # sums of these fit in the format
+            return np.array([float(self.random.randint(-3, 3)) for _ in range(size)], np.float32)
         return np.array([self.random.uniform(-1, 1) for _ in range(size)], np.float32)
 
     def _part(self, size: int) -> np.ndarray | None:
@@ -160,6 +191,32 @@ class RoundsWorld(World):
             for number, values in enumerate(self.staged[host.number].values):
                 same = np.array_equal(values, first.values[number])
                 assert same, f"round {number} differs between hosts 0 and {host.number}"
+        self._check_sums_made_again()
+        if not self.coding.leaves_out:
+            self._check_each_round()
+        elif not self.moves:
+            self._check_what_is_left()
+        self._overwrite_at_a_barrier()
+
+    def _check_sums_made_again(self) -> None:
+        """What the head sends of a step is the same, however often it has been made."""
+        sums: dict[int, bytes] = {}
+        for frame in (frame for (host, _), kept in self.history.items() if host == 0 for frame in kept):
+            header = RoundHeader.unpack(frame)
+            if header.kind == SUM:
+                assert sums.setdefault(header.step, frame[HEADER_BYTES:]) == frame[HEADER_BYTES:], header.step
+
+    def _check_what_is_left(self) -> None:
+        """What a format has left out of the sums is what the hosts keep of it: all together has been added once."""
+        tables = [(self.staged[host.number], self.rounds[host.number].tables[TABLE]) for host in self.live]
+        added = sum(part for staged, _ in tables for parts in staged.parts for part in parts if part is not None)
+        kept = sum(table.rest for _, table in tables if table.rest is not None)
+        values = tables[0][0].values
+        assert np.allclose(values[-1].astype(np.float64) + kept, values[0].astype(np.float64) + added, atol=1e-4)
+        self.left_out = float(np.max(np.abs(kept)))
+
+    def _check_each_round(self) -> None:
+        first = self.staged[self.live[0].number]
         gone = [host.number for host in self.hosts if host.dead]
         old = first.values[0]
         everyone = list(range(len(self.hosts)))
@@ -171,7 +228,6 @@ class RoundsWorld(World):
                 kinds += [self._sum(number, [h for h in everyone if h not in gone], old, place)] if gone else []
                 assert any(np.array_equal(new[place], kind) for kind in kinds), f"round {number} at {low}"
             old = new
-        self._overwrite_at_a_barrier()
 
     def _overwrite_at_a_barrier(self) -> None:
         """One host's values become everybody's."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import struct
 from typing import NamedTuple
 
+from multiverso.hosts import codecs
 from multiverso.hosts.peer.frames import RECEIVED, Header, Outgoing, ProtocolError
 from multiverso.hosts.peer.resources import owner
 from multiverso.hosts.rounds import roll
@@ -26,6 +27,7 @@ LACKING = 1  # of WANT: a host lacks the values, and turn `step` or a later one 
 # of SUM and TOTAL: `state.OVERWRITES` and `FILLS`; above these bits, of SUM: by how many steps the head's last total is
 # behind
 EARLIER = 4  # of TOTAL, see `Sum`
+_CODE_BITS, _CODES = 3, 0b111  # how the body is coded
 _BEHIND_BITS = 8
 _KINDS_OF_TURN = 0b11
 
@@ -53,6 +55,11 @@ class RoundHeader(Header):
     def overwrites(self) -> int:
         """Of SUM and TOTAL: see `Sum`."""
         return self.flags & _KINDS_OF_TURN
+
+    @property
+    def code(self) -> int:
+        """Of SUM and TOTAL: the number of the format in which the body is."""
+        return self.flags >> _CODE_BITS & _CODES
 
 
 REACHED = struct.Struct("!QQQII")
@@ -104,7 +111,7 @@ def _what(table: RoundTable) -> tuple[int, int, int]:
 def step_frame(kind: int, table: RoundTable, epoch: int, step: int, found: Sum) -> Outgoing:
     """Returns a step's SUM or TOTAL. Its body is the sum's own memory, not a copy."""
     body = found.body
-    flags = found.overwrites
+    flags = found.overwrites | found.code << _CODE_BITS
     if kind == SUM:
         flags |= step - found.known << _BEHIND_BITS
     elif found.earlier:
@@ -115,9 +122,10 @@ def step_frame(kind: int, table: RoundTable, epoch: int, step: int, found: Sum) 
 
 def sum_of(table: RoundTable, header: RoundHeader, body: memoryview) -> Sum:
     """Returns what has come of a step, in the memory that it came into."""
-    size = table.size_of(header.step, header.overwrites)
     known = header.step - (header.flags >> _BEHIND_BITS)
-    return Sum(header.contributions, owner(body), size, header.overwrites, known, bool(header.flags & EARLIER))
+    length = header.length if header.contributions else table.size_of(header.step, header.overwrites)
+    earlier = bool(header.flags & EARLIER)
+    return Sum(header.contributions, owner(body), length, header.overwrites, known, earlier, header.code)
 
 
 def check_step(table: RoundTable, header: RoundHeader, last: int) -> None:
@@ -140,7 +148,15 @@ def check_step(table: RoundTable, header: RoundHeader, last: int) -> None:
         raise ProtocolError(
             f"the total {known} of table {header.table} is said to be known before step {step}, of {table.arrived}"
         )
-    if header.length != (size if header.contributions else 0) or header.contributions > MAX_WORKERS * MOST_WEIGHT:
+    if header.code != codecs.NATIVE and header.contributions:
+        extra = table.staged.extra * table.staged.dtype.itemsize
+        itemsize = table.staged.dtype.itemsize
+        as_announced = table.is_coded(header.step) and not header.overwrites
+        as_announced &= header.code == table.staged.wire.number
+        as_announced &= codecs.fits(header.code, header.length - extra, (size - extra) // itemsize, itemsize)
+    else:
+        as_announced = header.code == codecs.NATIVE and header.length == (size if header.contributions else 0)
+    if not as_announced or header.contributions > MAX_WORKERS * MOST_WEIGHT:
         raise ProtocolError(
             f"{header.length} bytes cannot be a sum of {header.contributions} contributions to {size} bytes"
         )

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 
 import numpy as np
 
+from multiverso.hosts.codecs import NATIVE, Wire
 from multiverso.hosts.peer.resources import Array
 from multiverso.hosts.rounds.roll import Came
 from multiverso.kernels.between_hosts import node as chained_node
@@ -30,17 +31,20 @@ class RoundMemory:
         chunk: elements of a chunk; the last may have fewer.
         extra: numbers that travel behind each chunk of a sum.
         by_quorum: rounds are closed without those that are late.
+        wire: the format of sums.
     """
 
-    extra, by_quorum = 0, False
+    extra, by_quorum, wire = 0, False, Wire()
 
-    def __init__(self, shard: Shard, control: int, local: Iterable[int]) -> None:
+    def __init__(self, shard: Shard, control: int, local: Iterable[int], wire: str = "native") -> None:
         self._shard = shard
+        self.wire = Wire.of("native" if shard.spec.convex else wire, shard.spec.dtype)
         self._control = control
         local = set(local)
         bits = sum(1 << worker for worker in local)
         self._local = bits - (1 << at.MAX_WORKERS) if bits >> (at.MAX_WORKERS - 1) else bits
         self._begins = int(shard.spec.updater == "add")
+        self._sum_begins = int(self._begins and not self.is_coded)
         self.dtype = np.dtype(shard.spec.dtype)
         self.elements = shard.spec.elements
         self.chunk = int(shard.header["chunk_size"])
@@ -53,6 +57,11 @@ class RoundMemory:
         self._decide = chained_node.decide.compiled()
         self._fold, self._fold_values = (chained_node.fold.compiled(name), chained_node.fold_values.compiled(name))
         self._take, self._finish = chained_node.take.compiled(name), chained_node.finish.compiled(name)
+
+    @property
+    def is_coded(self) -> bool:
+        """Whether sums are those of differences, which do not begin with the old values, and are coded."""
+        return self.wire.number != NATIVE
 
     def members(self, number: int) -> int | None:
         """Returns who of this host takes part in a round, a bit each, or None while one is not ready."""
@@ -82,7 +91,7 @@ class RoundMemory:
         """
         if number == 0:
             return self._fold_values(self._shard.base, chunk, total, count)
-        return self._fold(self._shard.base, number, chunk, members, self._begins, total, count)
+        return self._fold(self._shard.base, number, chunk, members, self._sum_begins, total, count)
 
     def finish(self, number: int, chunk: int, members: int, total: Array, count: int) -> int:
         """`fold` and `take` at once, where no host comes after this one."""
@@ -91,7 +100,14 @@ class RoundMemory:
 
     def take(self, number: int, chunk: int, total: Array, count: int) -> None:
         """Writes a chunk's total where the workers wait for it."""
+        self._complete(number, chunk, total, count)
         self._take(self._control, self._shard.base, number, chunk, self._begins, total, count)
+
+    def _complete(self, number: int, chunk: int, total: Array, count: int) -> None:
+        """Makes values of a sum of differences, where no updater does."""
+        if self.is_coded and self._begins and number > 0 and count > 0:
+            with np.errstate(all="ignore"):
+                total += self._shard.values()[self._place(chunk)]
 
     def written(self, chunk: int, total: Array) -> None:
         """Reads a chunk of what a worker of this host has overwritten the values with."""

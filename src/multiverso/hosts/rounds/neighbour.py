@@ -5,6 +5,7 @@ from __future__ import annotations
 from multiverso.hosts.peer.frames import Header, Numbered, ProtocolError, memory_for, unknown
 from multiverso.hosts.peer.resources import view
 from multiverso.hosts.rounds import frames, roll
+from multiverso.hosts.rounds.coding import decoded
 from multiverso.hosts.rounds.frames import (
     KINDS,
     LACKING,
@@ -98,7 +99,7 @@ class Neighbour(Numbered):
         elif header.kind == frames.CAME:
             rounds.note_came(table, self._peer, header.step, Came(*roll.CAME.unpack(body)), now)
         elif header.kind == frames.SUM:
-            found = sum_of(table, header, body)
+            found = decoded(table, header.step, sum_of(table, header, body), rounds.pool)
             with rounds.state_lock:
                 if header.epoch != rounds.epoch or header.step != table.received + 1:
                     return

@@ -23,8 +23,8 @@ class QuorumMemory(RoundMemory):
 
     by_quorum = True
 
-    def __init__(self, shard: Shard, control: int, local: Iterable[int]) -> None:
-        super().__init__(shard, control, local)
+    def __init__(self, shard: Shard, control: int, local: Iterable[int], wire: str = "native") -> None:
+        super().__init__(shard, control, local, wire)
         name, self._update = shard.spec.dtype, 0
         if not self._begins:
             loop = loop_of(shard.spec.updater, shard.spec.step_count is not None)
@@ -58,7 +58,7 @@ class QuorumMemory(RoundMemory):
         if number == 0:
             return super().fold(0, chunk, members, total, count)
         numbers, hyper = np.split(total, [total.size - self.extra])
-        now: int = self._add(self._shard.base, number, chunk, members, self._begins, numbers, count)
+        now: int = self._add(self._shard.base, number, chunk, members, self._sum_begins, numbers, count)
         if not count:
             hyper[:] = self._hyper().view(self.dtype)[: self.extra]
         return now
@@ -75,6 +75,7 @@ class QuorumMemory(RoundMemory):
             super().take(0, chunk, total, count)
             return
         base, (numbers, hyper) = self._shard.base, np.split(total, [max(0, total.size - self.extra)])
+        self._complete(number, chunk, numbers, count)
         self._update_values(base, self._other, self._update, number, chunk, numbers, hyper, count)
         if (chunk + 1) * self.chunk >= self.elements:
             self._commit(self._control, base, self._other, number, self._in_round)

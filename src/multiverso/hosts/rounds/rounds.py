@@ -41,6 +41,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 
 from multiverso.errors import MultiversoError
+from multiverso.hosts.rounds import coding
 from multiverso.hosts.rounds.chain import Chain
 from multiverso.hosts.rounds.frames import came_frame
 from multiverso.hosts.rounds.memory import RoundMemory
@@ -292,6 +293,7 @@ class Rounds(Chain):
         size = table.size_of(step, found.overwrites)
         if found.buffer.size < size and not table.blank:
             found.buffer, found.length = self.pool.take(size), size
+        room = coding.room_for(table, step, self.pool) if table.is_coded(step) and not table.blank else None
         total = numbers_of(table, found)
         round_number = table.round_of(turn)
         if table.blank:
@@ -304,15 +306,18 @@ class Rounds(Chain):
             if table.overwrites[turn] == self.host:
                 table.staged.written(chunk, total)
                 found.count = 1
-        elif after is None and round_number > 0:
+        elif after is None and round_number > 0 and room is None:
             found.count = table.staged.finish(round_number, chunk, table.members, total, found.count)
             self._note_total(table, step, found)
             return True
         else:
             found.count = table.staged.fold(round_number, chunk, table.members, total, found.count)
+        plain = found if room is None else coding.code(table, step, found, room, self.pool)
         if after is None:
-            self.take(table, step, found)
+            self.take(table, step, found, plain)
             return True
+        if plain is not found:
+            self.pool.give(plain.buffer)
         with self.state_lock:
             table.incoming.pop(step, None)
             table.folded = step
@@ -321,9 +326,14 @@ class Rounds(Chain):
         self.wake(after)
         return True
 
-    def take(self, table: RoundTable, step: int, total: Sum) -> None:
-        """A step's total is here. The caller has the memory lock."""
+    def take(self, table: RoundTable, step: int, total: Sum, plain: Sum | None = None) -> None:
+        """A step's total is here, ``plain``: not coded. The caller has the memory lock.
+
+        Raises:
+            ProtocolError: it is not a coded sum; nothing has changed.
+        """
         turn, chunk = table.turn_and_chunk(step)
+        plain = plain or coding.decoded(table, step, total, self.pool)
         if table.blank and turn > table.decided:  # it has gone through the others without this host
             table.decided = turn
             table.ask_anew()
@@ -332,14 +342,17 @@ class Rounds(Chain):
         elif table.blank:
             pass
         elif turn not in table.overwrites:
-            table.staged.take(table.round_of(turn), chunk, numbers_of(table, total), total.count)
+            table.staged.take(table.round_of(turn), chunk, numbers_of(table, plain), total.count)
         elif total.count:  # the host whose values they were may be lost
             table.staged.overwrite(chunk, numbers_of(table, total))
+        if plain is not total:
+            self.pool.give(plain.buffer)
         self._note_total(table, step, total)
 
     def _note_total(self, table: RoundTable, step: int, total: Sum) -> None:
         """A step's total is where the workers read it, and goes to the host before until all have it."""
         before = self.before
+        coding.keep_rest(table, step, total)
         with self.state_lock:
             table.arrived = step
             table.folded, table.received = max(table.folded, step), max(table.received, step)

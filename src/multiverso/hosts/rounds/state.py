@@ -5,10 +5,12 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from multiverso.hosts import codecs
 from multiverso.hosts.peer.frames import NOTHING
 from multiverso.hosts.peer.resources import Array, view
 from multiverso.hosts.rounds.memory import RoundMemory
@@ -29,6 +31,7 @@ class Sum:
             that brings them to hosts that lack them.
         known: the last step whose total the head had when it began this one.
         earlier: it is a total that an earlier chain has made: later ones may be there, too.
+        code: the number of the format in which its bytes are, see ``hosts/codecs.py``.
     """
 
     count: int
@@ -37,6 +40,7 @@ class Sum:
     overwrites: int = 0
     known: int = 0
     earlier: bool = False
+    code: int = codecs.NATIVE
 
     @property
     def body(self) -> memoryview:
@@ -92,6 +96,8 @@ class RoundTable:
         told: up to which such turn the host before knows.
         roll: with a quorum, at the head: who has come to the next round.
         said: at another host, what it has told the head of that, and of which round.
+        rest: of a table whose sums are coded, what the format has left out of those that this host has sent.
+        rests: what is left of a chunk when a step's total has come.
     """
 
     number: int
@@ -123,6 +129,8 @@ class RoundTable:
     told: int = -2
     roll: Roll = field(default_factory=Roll)
     said: tuple[int, Came] | None = None
+    rest: npt.NDArray[Any] | None = None
+    rests: dict[int, npt.NDArray[Any]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.chunks = -(-self.staged.elements // self.staged.chunk)
@@ -144,6 +152,11 @@ class RoundTable:
             return staged.fill_bytes(chunk)
         extra = staged.extra if turn > 0 and not overwrites else 0
         return (min(staged.chunk, staged.elements - chunk * staged.chunk) + extra) * staged.dtype.itemsize
+
+    def is_coded(self, step: int) -> bool:
+        """Whether the sum of a step is one of differences, for a format that leaves something out."""
+        turn = self.turn_and_chunk(step)[0]
+        return turn > 0 and self.staged.is_coded and turn not in self.overwrites
 
     def place(self, arrived: int) -> None:
         """Of a blank table: the host before has said how far it is, and so far is this one."""

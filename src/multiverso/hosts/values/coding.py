@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import numpy as np
 
+from multiverso.hosts import codecs
 from multiverso.hosts.peer.frames import Header, ProtocolError
 from multiverso.hosts.peer.resources import Array, Buffers
-from multiverso.hosts.values import codecs, frames
+from multiverso.hosts.values import frames
 from multiverso.hosts.values.state import Away, Here, LinkTable, UnderWay
 from multiverso.kernels.between_hosts.agreeing import REST, SOME, begin, catch_up, differ, land, push, serve
 

@@ -12,8 +12,8 @@ from ctypes import addressof, c_int32
 import numpy as np
 
 from multiverso.errors import MultiversoError
+from multiverso.hosts.codecs import Wire
 from multiverso.hosts.peer.resources import Array
-from multiverso.hosts.values.codecs import Wire
 from multiverso.hosts.values.copies import Changes, Copy, homes_of, rehomed
 from multiverso.hosts.values.link import Link
 from multiverso.hosts.values.options import Every, RuleBetween

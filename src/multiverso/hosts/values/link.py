@@ -28,10 +28,11 @@ from collections.abc import Callable, Iterable, Iterator
 import numpy as np
 
 from multiverso.errors import ClosedError, MultiversoError
+from multiverso.hosts import codecs
 from multiverso.hosts.peer.frames import LONGEST_BODY, Header, Outgoing
 from multiverso.hosts.peer.resources import Array, Pace, view
 from multiverso.hosts.transport.channel import megabytes_for
-from multiverso.hosts.values import codecs, frames
+from multiverso.hosts.values import frames
 from multiverso.hosts.values.coding import make_push, take_back
 from multiverso.hosts.values.copies import Chunk, Copy
 from multiverso.hosts.values.frames import Opened

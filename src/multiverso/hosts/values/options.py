@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from multiverso.errors import DtypeMismatchError, NotInThisJobError, StartupError
-from multiverso.hosts.values.codecs import Wire
+from multiverso.hosts.codecs import Wire
 
 NAMES = ("sum", "mean", "local_sgd", "diloco")
 
@@ -81,7 +81,7 @@ class ExchangeOptions:
     """How the copies of all tables of a job are kept near each other.
 
     Attributes:
-        wire: the format of differences, see ``hosts/values/codecs.py``.
+        wire: the format of differences, see ``hosts/codecs.py``.
         every: how often a pass begins.
         between: the rule between hosts, see ``hosts/values/options.py``.
     """

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 
 from multiverso.errors import ClosedError
+from multiverso.hosts import codecs
 from multiverso.hosts.peer.frames import NOTHING, Header, Numbered, Outgoing, ProtocolError, memory_for, unknown
 from multiverso.hosts.peer.resources import Buffers, Pace, owner, view
-from multiverso.hosts.values import codecs, frames
+from multiverso.hosts.values import frames
 from multiverso.hosts.values.coding import take_answer, take_push
 from multiverso.hosts.values.frames import Opened
 from multiverso.hosts.values.state import Away, Here, LinkTable, Queues, Ticket, UnderWay

@@ -9,7 +9,7 @@ are the values of a table as every worker has them, and each stripe is read and 
     fresh   T += a, S = T                the first push between the two; the answer is T      begin
 
 Where a wire format leaves something out, the steps are ``differ`` (under the locks), the format's coding
-(``hosts/values/codecs.py``), and ``advance`` (S belongs to this thread alone).
+(``hosts/codecs.py``), and ``advance`` (S belongs to this thread alone).
 
 The values of a convex table, means and variances, must stay between what the hosts have (``toward`` in the place of
 ``move``): where two hosts both bring a variance from 1 to 0.1, the sum of the differences would make it -0.8.

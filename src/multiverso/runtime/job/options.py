@@ -31,10 +31,10 @@ def check_exchange(mode: ConsistencyMode, exchange: ExchangeOptions) -> None:
     Raises:
         StartupError: a synchronous job is to have one.
     """
-    if mode.in_rounds and exchange != ExchangeOptions():
+    if mode.in_rounds and exchange != ExchangeOptions(wire=exchange.wire):
         raise StartupError(
-            f"with sync=True every round exchanges all that was added, as it is, and init has {exchange} beside it: "
-            "leave wire=, every= and between= (or MULTIVERSO_WIRE, _EVERY and _BETWEEN) out"
+            f"with sync=True every round exchanges all that was added, and init has {exchange} beside it: "
+            "leave every= and between= (or MULTIVERSO_EVERY and _BETWEEN) out"
         )
 
 
@@ -44,10 +44,9 @@ def check_table(mode: ConsistencyMode, spec: TableSpec) -> None:
     Raises:
         StartupError: a table of a synchronous job is to have one.
     """
-    if mode.in_rounds and (spec.wire or spec.every):
-        asked = [f"{name}={text!r}" for name, text in (("wire", spec.wire), ("every", spec.every)) if text]
+    if mode.in_rounds and spec.every:
         raise StartupError(
-            f"with sync=True every round exchanges all that was added, as it is, and a table has {', '.join(asked)}: "
+            f"with sync=True every round exchanges all that was added, and a table has every={spec.every!r}: "
             "leave that out, or begin without sync=True"
         )
 

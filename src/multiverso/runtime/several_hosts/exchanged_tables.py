@@ -194,7 +194,8 @@ class ExchangedTables(Exchange):
     def _join(self, number: int, shard: Shard, overwritten: Mapping[int, int] | None) -> None:
         here, control = self.here, self.here.control.address
         if shard.consistency.in_rounds:
-            here.fabric.attach_rounds(number, shard, control, here.roster.local, overwritten)
+            wire = self.how.of_table(shard.spec.wire, "").wire
+            here.fabric.attach_rounds(number, shard, control, here.roster.local, overwritten, wire)
             if not self._follows_rounds:
                 self._follows_rounds = True
                 follow(here, "rounds", here.fabric.follow_rounds)
