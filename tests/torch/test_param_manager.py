@@ -6,6 +6,7 @@ import copy
 import pickle
 import subprocess
 import sys
+import tempfile
 import threading
 import warnings
 from collections.abc import Iterator
@@ -345,6 +346,48 @@ def test_overlapped_exchanges_lose_nothing(sync: bool, fragments: int) -> None:
             np.testing.assert_array_equal(value, 9 * 3)
 
 
+def landing(overlap: int, every: int, fragments: int, saved: str | None) -> list[float]:
+    mv.init(sync=True)
+    model = nn.Linear(4, 1, bias=False)
+    nn.init.zeros_(model.weight)
+    manager = ParamManager(model, overlap=overlap, every=every, fragments=fragments)
+    seen = []
+    for step in range(1, 13):
+        with torch.no_grad():
+            model.weight += mv.worker_id()
+        manager.step()
+        seen.append(float(model.weight.sum()))
+        if saved and step == 5:  # while an exchange is on its way
+            manager.save(saved)
+            manager.load(saved)
+    mv.barrier()
+    return seen
+
+
+# how much worker 0 has from the other at which step, by `overlap` and `fragments`
+LANDS: dict[tuple[int, int], dict[int, int]] = {
+    (1, 1): {5: 16, 9: 16},
+    (3, 1): {7: 16, 11: 16},
+    (9, 1): {8: 16, 12: 16},
+    (1, 2): {3: 4, 5: 8, 7: 8, 9: 8, 11: 8},
+    (2, 2): {4: 4, 6: 8, 8: 8, 10: 8, 12: 8},
+}
+FOLDER = tempfile.TemporaryDirectory()
+
+
+def landings(overlap: int, fragments: int, saves: bool) -> Any:
+    return landing, overlap, 4, fragments, f"{FOLDER.name}/{overlap}-{fragments}" if saves else None
+
+
+@pytest.mark.parametrize(("overlap", "fragments"), LANDS)
+@pytest.mark.parametrize("saves", [False, True])
+def test_an_exchange_is_applied_so_many_steps_after_it_was_begun(overlap: int, fragments: int, saves: bool) -> None:
+    seen, lands = ended(*landings(overlap, fragments, saves)), LANDS[overlap, fragments]
+    expected = [float(sum(value for at, value in lands.items() if at <= step)) for step in range(1, 13)]
+    assert seen[0] == expected, "worker 0 learns nothing itself"
+    assert seen[1] == [4.0 * step for step in range(1, 13)], "and has nothing for worker 1"
+
+
 def test_overlapped_steps_are_counted_while_an_exchange_runs(alone: None) -> None:
     manager = ParamManager(nn.Linear(2, 2), overlap=True, every=2)
     table = table_of(manager)
@@ -559,6 +602,7 @@ JOBS = [
     (frozen_work,),
     *((small_changes, dtype) for dtype in (torch.bfloat16, torch.float16)),
     *((overlapped, 9, sync, fragments) for sync in (False, True) for fragments in (1, 2)),
+    *(landings(*how, saves) for how in LANDS for saves in (False, True)),
     (by_rule, True, mv.rules.model_averaging()),
     (by_rule, False, mv.rules.easgd(0.5)),
     *((loaded_after, how) for how in LOADS),

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from multiverso.checkpoints import Parts
+from multiverso.checks import whole
 from multiverso.errors import SnapshotError
 from multiverso.params import Model, Resumable, SharedParams, broadcast
 from multiverso.rules import Rule, RuleName
@@ -59,8 +60,9 @@ class ParamManager(Resumable):
             `sync_all_param`; 1 for always whole. They always are with rules other than ASGD and Downpour, in a
             synchronous job, with ``overlap=True``, and where the optimizer (of `attach` or `SharedOptimizer`) has
             momentum or weight decay, which change rows that were not read.
-        overlap: `step` begins an exchange and applies its result at its next one, so that training does not wait for
-            copies; costs two more copies of the parameters.
+        overlap: `step` begins an exchange and applies its result later, so that training does not wait for it: True at
+            its next exchange, a number so many steps later (or at the next exchange, if that is earlier), when what
+            was learned meanwhile is added. Costs two more copies of the parameters.
         session: the session to use instead of the current one.
 
     Raises:
@@ -97,7 +99,7 @@ class ParamManager(Resumable):
         rule: Rule | RuleName | None = None,
         statistics: Iterable[str] | None = None,
         whole_every: int = 100,
-        overlap: bool = False,
+        overlap: bool | int = False,
         session: Session | None = None,
     ) -> None:
         if not isinstance(module, torch.nn.Module):
@@ -107,9 +109,9 @@ class ParamManager(Resumable):
             )
         self.module = module
         self._structure = Structure(module, statistics)
-        self._overlap = overlap
+        self._overlap = overlap if isinstance(overlap, bool) else whole(overlap, "overlap", 0)
         self._flight: _Flight | None = None
-        dense, self._sparse = _grouped(self._structure, overlap, lookups_of(module) if fragments == 1 else {})
+        dense, self._sparse = _grouped(self._structure, bool(overlap), lookups_of(module) if fragments == 1 else {})
         self._groups: list[InPlace | Staged] = [*dense, *self._sparse]
         if not self._groups:
             raise ValueError(
@@ -188,16 +190,21 @@ class ParamManager(Resumable):
     def step(self) -> bool:
         """Counts one training step and exchanges when that is due (``every=``); returns whether it did."""
         if not self._shared.due():
+            if self._flight is not None and self._flight.is_due():
+                self.flush()
             return False
         if self._overlap:
             with torch.no_grad():
                 self._land()
                 self._check()
-                self._flight = _Flight(self._groups)
+                self._flight = _Flight(self._groups, self._steps_to_land())
                 self._flight.begin(self._shared.begin())
         else:
             self._sync(whole=False)
         return True
+
+    def _steps_to_land(self) -> int | None:
+        return None if self._overlap is True else int(self._overlap)
 
     def state_dict(self, part: torch.nn.Module | None = None) -> dict[str, Any]:
         """Returns a state with the shared parameters and statistics, to validate and publish.
@@ -238,7 +245,9 @@ class ParamManager(Resumable):
             rest = self._rest()
             common = {name: value for name, value in rest.items() if _is_floating(value)}
             own = {name: value for name, value in rest.items() if name not in common}
-            return Parts({"groups": [group.state() for group in self._groups], "rest": own}, common or None)
+            left = None if self._flight is None else self._flight.left
+            groups = [group.state() for group in self._groups]
+            return Parts({"groups": groups, "rest": own, "left": left}, common or None)
 
     def _check_parts(self, parts: Parts) -> None:
         self._structure.check()
@@ -262,10 +271,10 @@ class ParamManager(Resumable):
             self.module.load_state_dict({**parts.own["rest"], **(parts.common or {})}, strict=False)
             self._loaded = False
             in_flight = any(isinstance(group, Staged) and group.in_flight for group in self._groups)
-            self._flight = _Flight(self._groups) if in_flight else None
+            self._flight = _Flight(self._groups, parts.own.get("left")) if in_flight else None
 
     def flush(self) -> None:
-        """Waits for the exchange that ``overlap=True`` has begun, and applies its result."""
+        """Waits for the exchange that ``overlap=`` has begun, and applies its result."""
         with torch.no_grad():
             self._land()
 
@@ -293,9 +302,14 @@ class ParamManager(Resumable):
 
 
 class _Flight:
-    """One exchange during training."""
+    """One exchange during training.
 
-    def __init__(self, groups: Sequence[InPlace | Staged]) -> None:
+    Attributes:
+        left: steps until its result is applied; None: that is done at the next exchange.
+    """
+
+    def __init__(self, groups: Sequence[InPlace | Staged], left: int | None) -> None:
+        self.left = left
         self._groups = [group for group in groups if isinstance(group, Staged)]
         self._beside: Future[Any] | None = None  # none in one whose exchange was done before a save
 
@@ -313,6 +327,12 @@ class _Flight:
                     group.fetch()
 
         self._beside = beside(work, "multiverso-flight")
+
+    def is_due(self) -> bool:
+        if self.left is None:
+            return False
+        self.left -= 1
+        return self.left <= 0
 
     def finish(self) -> None:
         if self._beside is not None:
