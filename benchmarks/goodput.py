@@ -3,10 +3,10 @@
     python benchmarks/goodput.py                        # some minutes; prints JSON
     python benchmarks/goodput.py --out results.json
 
-Softmax regression on scikit-learn's digits, until so many minibatches are in the model. Worker 7 always takes four
-times as long for a minibatch, by sleeping, worker 6 ten times as long for one in ten, and every 20 seconds one of the
-others, drawn from the seed, is killed; another process takes its place. Seeds differ in data, order and kills, and
-are the same for all modes.
+Each mode trains for the same time. Worker 7 always takes four times as long for a minibatch, by sleeping, worker 6 ten
+times as long for one in ten, and every 20 seconds one of the others, drawn from the seed, is killed; another process
+takes its place. Loss and accuracy are those of the first read that has so many minibatches in it, in all modes alike.
+Seeds differ in data, order and kills, and are the same for all modes. The tasks are those of ``tasks.py``.
 """
 
 from __future__ import annotations
@@ -29,14 +29,15 @@ import numpy as np
 
 import multiverso as mv
 from quorum import ERRATIC, SLOW, WORKERS
-from straggler import gradient, load
+from tasks import TASKS
 
 MODES: dict[str, dict[str, Any]] = {
     "asynchronous": {},
+    "staleness 4": {"staleness": 4},
     "synchronous": {"sync": True},
-    "quorum 7": {"sync": True, "quorum": 7},
-    "quorum 6": {"sync": True, "quorum": 6},
-    "quorum 0.7": {"sync": True, "quorum": 0.7},
+    "quorum 7": {"sync": True, "quorum": 7, "grace_seconds": "auto"},
+    "quorum 6": {"sync": True, "quorum": 6, "grace_seconds": "auto"},
+    "quorum 0.7": {"sync": True, "quorum": 0.7, "grace_seconds": "auto"},
 }
 # of Student's distribution, 97.5 %, by degrees of freedom
 STUDENT = {1: 12.71, 2: 4.30, 3: 3.18, 4: 2.78, 5: 2.57, 6: 2.45, 7: 2.36, 8: 2.31, 9: 2.26}
@@ -44,40 +45,40 @@ STUDENT = {1: 12.71, 2: 4.30, 3: 3.18, 4: 2.78, 5: 2.57, 6: 2.45, 7: 2.36, 8: 2.
 
 def train(mode: str, seed: int, options: argparse.Namespace, there: str) -> dict[str, Any]:
     """One worker; ``there``: a folder in which each says its process and when it began."""
-    data, labels, validation, validation_labels = load(seed)
-    mv.init(**MODES[mode], timeout_seconds=options.most, on_lost="continue")
+    task = TASKS[options.task](seed)
+    mv.init(**MODES[mode], timeout_seconds=60 + 2 * options.run_seconds, on_lost="continue")
     me, drawn = mv.worker_id(), np.random.default_rng([seed, mv.worker_id(), mv.incarnation()])
     # the weights, and how many minibatches are in them
-    table = mv.ArrayTableHandler(data.shape[1] * 10 + 1, dtype="float64")
+    table = mv.ArrayTableHandler(task.weights.size + 1, np.append(task.weights, 0), dtype="float64")
     local = table.snapshot() if mv.incarnation() else table.get()
     last = local.copy()
-    weights = local[:-1].reshape(-1, 10)
+    kept: np.ndarray | None = None
     if not mv.incarnation():
         mv.barrier()
     written = Path(there, f".{me}")
     written.write_text(f"{os.getpid()} {time.time()}")
     written.rename(Path(there, f"{me}-{mv.incarnation()}"))
-    began = time.time()
-    while local[-1] < options.minibatches and time.time() < began + options.most:
+    end = begun(there) + options.run_seconds
+    while time.time() < end:
         until = time.perf_counter() + options.seconds * (
             options.slowed if me == SLOW else 10 if me == ERRATIC and drawn.random() < 0.1 else 1
         )
-        batch = drawn.choice(len(labels), 16)
-        weights -= options.rate * gradient(weights, data[batch], labels[batch])
+        local[:-1] -= task.rate * task.gradient(local[:-1], drawn)
         local[-1] += 1
         time.sleep(max(0.0, until - time.perf_counter()))
         table.exchange(local, last)
-    ended = time.time()
-    scores = validation @ weights
-    scores -= scores.max(axis=1, keepdims=True)
-    losses = np.log(np.exp(scores).sum(axis=1)) - scores[np.arange(len(scores)), validation_labels]
+        if kept is None and local[-1] >= options.minibatches:
+            kept = local.copy()
+    ended, minibatches = time.time(), float(local[-1])
     mv.shutdown()
-    return {
-        "ended": ended,
-        "minibatches": float(local[-1]),
-        "loss": float(losses.mean()),
-        "accuracy": float((scores.argmax(axis=1) == validation_labels).mean()),
-    }
+    loss, accuracy = task.score((local if kept is None else kept)[:-1])
+    reached = None if kept is None else float(kept[-1])
+    return {"ended": ended, "minibatches": minibatches, "reached": reached, "loss": loss, "accuracy": accuracy}
+
+
+def begun(there: str) -> float:
+    """When the first of the workers began."""
+    return min(float(path.read_text().split()[1]) for path in Path(there).glob("?-*"))
 
 
 def run(mode: str, seed: int, options: argparse.Namespace) -> dict[str, Any]:
@@ -102,7 +103,7 @@ def run(mode: str, seed: int, options: argparse.Namespace) -> dict[str, Any]:
         try:
             results = mv.run(
                 train, WORKERS, (mode, seed, options, there), on_failure="continue", replace=100,
-                timeout_seconds=options.most + 60,
+                timeout_seconds=options.run_seconds + 120,
             )  # fmt: skip
         finally:
             over.set()
@@ -115,9 +116,13 @@ def run(mode: str, seed: int, options: argparse.Namespace) -> dict[str, Any]:
         if (again := told.get(f"{worker}-{int(incarnation) + 1}")) is not None:
             recovered.append(again - when)
     ends = [found for found in results if isinstance(found, dict)]
-    first = min(ends, key=lambda found: found["ended"])
+    reached = [found for found in ends if found["reached"] is not None]
+    if not reached:
+        raise SystemExit(f"{mode} had {ends[0]['minibatches']:g} minibatches when it ended: give fewer --minibatches")
+    last = max(ends, key=lambda found: found["ended"])
+    first = min(reached, key=lambda found: found["reached"])
     return {
-        "minibatches_a_second": first["minibatches"] / (first["ended"] - began),
+        "minibatches_a_second": last["minibatches"] / (last["ended"] - began),
         "kills": len(killed),
         "seconds_to_recover": recovered,
         "loss": first["loss"],
@@ -137,13 +142,13 @@ def interval(values: list[float], digits: int) -> dict[str, float]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--mode", action="append", choices=MODES, help="only this one; may be given again")
-    parser.add_argument("--minibatches", type=int, default=6000, help="of a run, in the model at its end")
+    parser.add_argument("--task", default="softmax", choices=TASKS)
+    parser.add_argument("--run-seconds", type=float, default=45, help="of each run")
+    parser.add_argument("--minibatches", type=int, default=3000, help="with which loss and accuracy are compared")
     parser.add_argument("--seconds", type=float, default=0.02, help="of a minibatch")
     parser.add_argument("--slowed", type=float, default=4, help="how many times as long the slow worker takes")
     parser.add_argument("--every", type=float, default=20, help="seconds between two kills")
-    parser.add_argument("--rate", type=float, default=0.05, help="learning rate")
     parser.add_argument("--repeat", type=int, default=5, choices=range(1, 11), help="seeds")
-    parser.add_argument("--most", type=float, default=300, help="seconds of a run")
     parser.add_argument("--out", type=Path, help="file for the JSON, too")
     options = parser.parse_args()
     runs = {mode: list[dict[str, Any]]() for mode in options.mode or MODES}
@@ -154,7 +159,13 @@ def main() -> None:
         "what": f"worker {SLOW} of {WORKERS} is {options.slowed:g}x as slow, {ERRATIC} 10x in 1 of 10, one is killed "
         f"every {options.every:g} s and replaced",
         "machine": {"python": platform.python_version(), "processor": platform.machine()},
-        "settings": {"minibatches": options.minibatches, "minibatch_seconds": options.seconds, "seeds": options.repeat},
+        "settings": {
+            "task": options.task,
+            "run_seconds": options.run_seconds,
+            "minibatch_seconds": options.seconds,
+            "loss_at_minibatches": options.minibatches,
+            "seeds": options.repeat,
+        },
         "modes": {},
     }
     for mode, found in runs.items():

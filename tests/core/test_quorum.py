@@ -13,13 +13,15 @@ from typing import Any
 
 import numpy as np
 import pytest
-from core_support import Worker, bits, let_die, outcome, together, wait_for
+from core_support import Worker, bits, in_threads, let_die, outcome, together, wait_for
 
 import multiverso as mv
 from multiverso.errors import DeadlockError, NotInThisJobError, SnapshotError, StartupError, WaitTimeoutError
 from multiverso.layout import words as at
+from multiverso.memory.words import load64
 from multiverso.params import SharedParams
 from multiverso.runtime import Node, Session
+from multiverso.runtime.node import numbers
 from multiverso.runtime.session.observing import observe
 from multiverso.shards.shard import TableProgress, WorkerProgress
 from multiverso.updaters import adam, mean
@@ -295,6 +297,61 @@ def test_who_is_not_nearly_as_fast_is_not_waited_for() -> None:
         done.set()
 
     together(work, 3, sync=True, quorum=2, grace_seconds="auto")
+
+
+def test_the_grace_is_for_those_who_may_come_just_now() -> None:
+    done = threading.Event()
+
+    def work(session: Session) -> None:
+        table: Any = mv.ArrayTableHandler(1, session=session)
+        if session.worker_id == 2:
+            table._how._expect(1, 2)  # long ago
+            assert done.wait(60)
+        while table.version < 5:
+            table.add([1.0])
+            table.get()
+        done.set()
+
+    together(work, 3, sync=True, quorum=2, grace_seconds=1000)
+
+
+def test_the_window_follows_a_workers_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [0]
+    clock = SimpleNamespace(monotonic_ns=lambda: now[0], sleep=time.sleep)
+    monkeypatch.setattr("multiverso.consistency.quorum.time", clock)
+    with Node(1) as node, Session(node.address, 0, sync=True, quorum=1, grace_seconds="auto") as session:
+        table: Any = mv.ArrayTableHandler(1, session=session)
+        windows = []
+        for milliseconds in (10, 30, 20, 20):
+            now[0] += milliseconds * 1_000_000
+            table.get()
+            line = table._how._line(0) + at.EXPECTED
+            windows.append([load64(line) / 1e6, load64(line + 8) / 1e6])
+    # none before two reads; then the median of the steps behind the read, and a tenth of it to both sides
+    assert windows == [[0, 0], [67, 73], [82.5, 87.5], [98, 102]]
+
+
+def test_a_replacement_that_has_been_in_fewer_barriers_closes_no_round_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(numbers, "has_ended", lambda pid: True)
+    options: dict[str, Any] = {"sync": True, "quorum": 3, "grace_seconds": 1000, "timeout_seconds": 30}
+    with Node(3, on_lost="continue", replaces=True) as node:
+        sessions = in_threads([lambda i=i: Session(node.address, i, **options) for i in range(3)])
+        tables = in_threads([lambda s=s: mv.ArrayTableHandler(1, session=s) for s in sessions])
+        in_threads([session.barrier for session in sessions])
+        let_die(sessions[2])
+        wait_for(lambda: sessions[0].control.liveness(2) == at.LOST)
+        with Session(node.address, 2, **options) as again:
+            tables[2] = mv.ArrayTableHandler(1, session=again)
+
+            def read(worker: int) -> Any:
+                if worker < 2:  # after it: it waits for them
+                    wait_for(lambda: again.control.worker(2).wait is not None)
+                tables[worker].add([10.0**worker])
+                return tables[worker].get().tolist()
+
+            assert in_threads([lambda i=i: read(i) for i in range(3)]) == [[111.0]] * 3
+        for session in sessions:
+            session.shutdown()
 
 
 def test_while_the_grace_runs_nobody_is_missing() -> None:

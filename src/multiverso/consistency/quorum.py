@@ -22,10 +22,11 @@ from multiverso.errors import MultiversoError
 from multiverso.kernels import quorum
 from multiverso.kernels.codes import DONE, TIMED_OUT
 from multiverso.layout import words as at
-from multiverso.memory.words import load32, load64
+from multiverso.memory.words import load32, load64, store64
 from multiverso.turns import turn
 
-_STEPS, _GRACE_OF_STEP = 9, 0.1  # for "auto": of how many steps the median is taken, and which part of it
+# for "auto": of how many steps the median is taken, and which part of it is the grace, before and after that, too
+_STEPS, _GRACE_OF_STEP = 9, 0.1
 _LOOK_SECONDS = 0.001  # a replay looks so often whether it may continue
 _LEAVE_SECONDS = 30.0  # and gives up that when it leaves
 
@@ -49,6 +50,7 @@ class QuorumRounds(Synchronous):
         self._progress[at.ROUND_GRACE] = access.quorum.grace_ns
         self._steps: deque[int] | None = deque(maxlen=_STEPS) if access.quorum.adapts else None
         self._read_at = 0  # of the last read's end; 0: there was none
+        self._expect(0, 0)
         like = np.empty(0, self._dtype)
         quorum.keep.compiled(self._dtype)(self._control, self._base, self._me, self._progress, like)
 
@@ -115,6 +117,9 @@ class QuorumRounds(Synchronous):
             code = go()
             if code == DONE and self._plan is None:
                 self._read_at = time.monotonic_ns()
+                if self._steps:
+                    step, grace = int(median(self._steps)), int(self._progress[at.ROUND_GRACE])
+                    self._expect(self._read_at + step - grace, self._read_at + step + grace)
             self._note()
             return code
 
@@ -162,7 +167,10 @@ class QuorumRounds(Synchronous):
         return [w for w in sorted({*left, *died}) if self._word(w, word) < number]
 
     def _word(self, worker: int, word: int) -> int:
-        return load64(self._base + load64(self._base + at.LINES) + at.LINE_STRIDE * worker + word)
+        return load64(self._line(worker) + word)
+
+    def _line(self, worker: int) -> int:
+        return self._base + load64(self._base + at.LINES) + at.LINE_STRIDE * worker
 
     def _refuse_without(self, gone: list[int]) -> None:
         if gone:
@@ -170,6 +178,12 @@ class QuorumRounds(Synchronous):
                 f"the recorded run cannot be repeated any further: worker {gone[0]} has left before a round of "
                 f"{self.access.name} in which it was; replay the same program, with as many steps"
             )
+
+    def _expect(self, begin: int, end: int) -> None:
+        """Says to the others of this host between which times this worker comes next, as a rule."""
+        line = self._line(self._me) + at.EXPECTED
+        store64(line, begin)
+        store64(line + 8, end)
 
     def _note(self) -> None:
         if self._record is not None and len(self._reads) < self._progress[at.ROUND_READS]:

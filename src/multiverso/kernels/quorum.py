@@ -63,8 +63,8 @@ from multiverso.layout import words as at
 VALUES, READ, READS = at.ROUND_VALUES, at.ROUND_READ, at.ROUND_READS
 # how many have to come, of how many (0: so many); nanoseconds of grace; when they had come, and a close was seen
 NEEDED, OF, GRACE, REACHED, DECIDED = at.ROUND_NEEDED, at.ROUND_OF, at.ROUND_GRACE, at.ROUND_REACHED, at.ROUND_DECIDED
-# of a replay: the round whose values this worker reads
-GETS = at.ROUND_GETS
+# of a replay: the round whose values this worker reads; when a round that enough have come to may be closed
+GETS, UNTIL = at.ROUND_GETS, at.ROUND_UNTIL
 # nanoseconds that who has closed a round has for folding it, and for each element
 _FOLDING, _FOLDING_EACH = 10_000_000, 8
 
@@ -86,6 +86,15 @@ def waits_elsewhere(control, base, worker):
     """Whether a worker came late to another table's round, and waits for the next one there."""
     round_and_table = load64(block_of(control, worker) + at.LATE_FOR)
     return round_and_table != 0 and (round_and_table ^ late_for(base, 0)) & 0xFFFFF != 0
+
+
+@inner
+def expected_until(line, now):
+    """Until when a worker that has not come is expected: FOREVER where nobody knows, 0 if it is not expected now."""
+    begin, end = load64(line + at.EXPECTED), load64(line + at.EXPECTED + 8)
+    if end == 0:
+        return FOREVER
+    return end if begin <= now < end else 0
 
 
 @inner
@@ -144,14 +153,25 @@ def _come(control, base, me, source, progress, number):
 
 
 @inner
+def _last_barrier(control, me):
+    """The last barrier that is over, or that this worker has reached: one in a dead one's place may be behind."""
+    last = load64(block_of(control, me) + at.BARRIER)
+    for worker in range(load32(control + at.CAPACITY)):
+        if is_live(control, worker):
+            last = max(last, load64(block_of(control, worker) + at.PASSED))
+    return last
+
+
+@inner
 def _collect(control, base, me, number, progress):
     """(state, members) of the round that is open: may it be closed?
 
-    Who has reached a barrier that this worker has not is not coming, it waits there for this one, and nor is who is
-    late for another table's round.
+    Who is in a barrier that this worker has not reached is not coming, it waits there for this one, and nor is who is
+    late for another table's round. The grace is for those that may come just now.
     """
-    barrier, stops = load64(block_of(control, me) + at.BARRIER), load32(control + at.CONTINUE_WITHOUT_LOST) == 0
+    barrier, stops = _last_barrier(control, me), load32(control + at.CONTINUE_WITHOUT_LOST) == 0
     members, came, there, elsewhere = np.int64(0), 0, 0, 0
+    now, until = monotonic_ns(), np.int64(0)
     for worker in range(header_of(base).table_workers):
         line = line_of(base, worker)
         if load32(line + at.ENROLLED) != 1:
@@ -165,7 +185,10 @@ def _collect(control, base, me, number, progress):
             there += 1
         elif takes_part(control, base, worker, number) and load64(block_of(control, worker) + at.BARRIER) <= barrier:
             there += 1
-            elsewhere += waits_elsewhere(control, base, worker)
+            if waits_elsewhere(control, base, worker):
+                elsewhere += 1
+            else:
+                until = max(until, expected_until(line, now))
     needed = progress[NEEDED]
     if progress[OF] != 0:
         needed = (needed * there + progress[OF] - 1) // progress[OF]
@@ -174,10 +197,10 @@ def _collect(control, base, me, number, progress):
     if came < needed:
         progress[REACHED] = 0
         return NOT_READY, members
-    now = monotonic_ns()
     if progress[REACHED] == 0:
         progress[REACHED] = now
-    return READY if now >= progress[REACHED] + progress[GRACE] else NOT_READY, members
+    progress[UNTIL] = min(until, progress[REACHED] + progress[GRACE])
+    return READY if now >= progress[UNTIL] else NOT_READY, members
 
 
 @inner
@@ -247,7 +270,7 @@ def _close(control, base, update, me, progress, before, wait, event, like):
                 _fold(control, base, update, me, number, before, mine, like)
             return DONE
         stage = 1 if progress[REACHED] != 0 else 0
-        until = progress[REACHED] + progress[GRACE] if stage else FOREVER
+        until = progress[UNTIL] if stage else FOREVER
     else:
         now = monotonic_ns()
         if progress[DECIDED] == 0:

@@ -218,6 +218,7 @@ def barrier(control: Address, me: Int, target: Int) -> Int:
     if load64(block + at.BARRIER) < target:
         store64(block + at.BARRIER, target)
         if _barrier_state(control, target) == READY:
+            store64(block + at.PASSED, target)
             notify(control)
             return DONE
     wait = words(WAIT_WORDS)
@@ -225,6 +226,8 @@ def barrier(control: Address, me: Int, target: Int) -> Int:
         event = load32(control + at.EVENT)
         state = _barrier_state(control, target)
         if state != NOT_READY:
+            if state == READY:
+                store64(block + at.PASSED, target)
             end_wait(control, me)
             return state
         code = pause(control, me, wait, event, at.FOR_BARRIER, 0, 0, target)
