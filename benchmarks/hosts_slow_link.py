@@ -13,20 +13,17 @@ is a rehearsal but the machine. Every variant trains for the same time on scikit
 from __future__ import annotations
 
 import argparse
-import contextlib
 import json
 import os
 import signal
 import statistics
-import subprocess
 import sys
 import tempfile
 from pathlib import Path
 from typing import Any
 
-from namespaces import ADDRESSES, congestion_control, sent, two_hosts
+from namespaces import congestion_control, mpi_results, sent, two_hosts
 
-BIN = Path(sys.executable).parent
 VARIANTS: dict[str, dict[str, str]] = {
     "one host": {},
     "float32": {},
@@ -81,35 +78,11 @@ mv.shutdown()
 
 def train(names: list[str], folder: Path, variant: str, seconds: float, width: int, seed: int) -> dict[str, Any]:
     """Trains once, and says how that went."""
-    enter = folder / "enter"
-    enter.write_text(
-        '#!/bin/sh\nwhile [ "${1#-}" != "$1" ]; do shift; done\nhost=${1##*.}; shift\n'
-        f'exec ip netns exec {names[0][:-1]}$((host - 1)) sh -c "$*"\n'
-    )
-    enter.chmod(0o755)
     (folder / "worker.py").write_text(WORKER)
-    hosts = ",".join(ADDRESSES[: 1 if variant == "one host" else 2])
-    command = [
-        *("ip", "netns", "exec", names[0], BIN / "mpiexec.hydra", "-launcher", "ssh", "-launcher-exec", enter),
-        *("-hosts", hosts, "-n", 2, sys.executable, folder / "worker.py", seconds, width, seed),
-    ]
+    hosts = 1 if variant == "one host" else 2
+    command = [sys.executable, folder / "worker.py", seconds, width, seed]
     before = sent(names)
-    with subprocess.Popen(
-        list(map(str, command)),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env={**os.environ, **VARIANTS[variant]},
-        start_new_session=True,
-    ) as started:
-        try:
-            out, err = started.communicate(timeout=60 + 10 * seconds)
-        finally:  # also after SIGTERM, see `main`: mpiexec's own helpers are in its group, and end its workers
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(started.pid, signal.SIGTERM)
-    if started.returncode:
-        raise SystemExit(f"{variant} failed with exit code {started.returncode}:\n{out}{err}")
-    workers = [json.loads(line) for line in out.splitlines()]
+    workers = mpi_results(names, hosts, 2 // hosts, folder, command, VARIANTS[variant], 60 + 10 * seconds)
     steps, floats = sum(worker["steps"] for worker in workers), workers[0]["floats"]
     told = sent(names) - before
     each = 2 * 4 * floats * steps

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import json
 import os
 import re
+import signal
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 ADDRESSES = ("10.78.0.1", "10.78.0.2")
 _UNITS = {"kbit": 10**3, "mbit": 10**6, "gbit": 10**9}
@@ -105,6 +109,55 @@ def sent(names: list[str]) -> int:
     """Returns how many bytes both hosts have sent over the link, headers and all."""
     files = [f"/sys/class/net/v{host}/statistics/tx_bytes" for host in range(2)]
     return sum(int(inside(name, "cat", file)) for name, file in zip(names, files, strict=True))
+
+
+def mpi_results(
+    names: list[str],
+    hosts: int,
+    each: int,
+    folder: Path,
+    command: list[object],
+    environment: dict[str, str],
+    seconds: float,
+) -> list[Any]:
+    """Returns what the workers print, a line of JSON each, that MPICH's mpiexec starts in `two_hosts`.
+
+    Args:
+        names: of the namespaces.
+        hosts: on how many of them.
+        each: workers on each.
+        folder: an empty one, for the script by which mpiexec enters a namespace.
+        command: a worker's.
+        environment: variables of the workers, beside this process's own.
+        seconds: of all of it, at most.
+    """
+    enter = folder / "enter"
+    enter.write_text(
+        '#!/bin/sh\nwhile [ "${1#-}" != "$1" ]; do shift; done\nhost=${1##*.}; shift\n'
+        f'exec ip netns exec {names[0][:-1]}$((host - 1)) sh -c "$*"\n'
+    )
+    enter.chmod(0o755)
+    mpiexec = Path(sys.executable).parent / "mpiexec.hydra"
+    whole = [
+        *("ip", "netns", "exec", names[0], mpiexec, "-launcher", "ssh", "-launcher-exec", enter),
+        *("-hosts", ",".join(ADDRESSES[:hosts]), "-ppn", each, "-n", hosts * each, *command),
+    ]
+    with subprocess.Popen(
+        list(map(str, whole)),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, **environment},
+        start_new_session=True,
+    ) as started:
+        try:
+            out, err = started.communicate(timeout=seconds)
+        finally:  # also after SIGTERM: mpiexec's own helpers are in its group, and end its workers
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(started.pid, signal.SIGTERM)
+    if started.returncode:
+        raise SystemExit(f"{command} failed with exit code {started.returncode}:\n{out}{err}")
+    return [json.loads(line) for line in out.splitlines()]
 
 
 def enter(name: str) -> None:

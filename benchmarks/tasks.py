@@ -105,7 +105,7 @@ def transformer(seed: int, width: int, layers: int) -> Any:
     import torch
     from torch import nn
 
-    class Transformer(nn.Module):
+    class Transformer(nn.Module):  # type: ignore[misc]
         def __init__(self) -> None:
             super().__init__()
             self.characters, self.places = nn.Embedding(128, width), nn.Embedding(CONTEXT, width)
@@ -136,7 +136,8 @@ def _of(model: Any, rate: float, draw: Callable[[np.random.Generator], tuple[Any
         set_to(weights)
         inputs, targets = draw(drawn)
         loss = torch.nn.functional.cross_entropy(model(inputs), targets)
-        return parameters_to_vector(torch.autograd.grad(loss, parameters)).numpy()
+        found: Array = parameters_to_vector(torch.autograd.grad(loss, parameters)).numpy()
+        return found
 
     def score(weights: Array) -> tuple[float, float]:
         set_to(weights)

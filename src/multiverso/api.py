@@ -51,7 +51,8 @@ def init(
             late worker's adds count once, in the next round, and its read returns that round's values (Chen et al.
             2016, "Revisiting Distributed Synchronous SGD", without dropping anything).
         grace_seconds: how long a round stays open after the quorum has come; 0 by default. ``"auto"``: a tenth of a
-            worker's time from one read to the next (the median of its last nine; 0 for its first read).
+            worker's time from one read to the next (the median of its last nine; 0 for its first read), and on one host
+            only while another worker is, by its own last reads, about to come.
         record: a folder to which each worker writes, when it leaves, which rounds its reads were in.
         replay: such a folder: each round has the same workers as then, so the same program gets the same bits.
         on_lost: when a worker dies, waits raise WorkerLostError (``"stop"``, the default) or continue without it

@@ -62,7 +62,8 @@ class Quorum(Struct, frozen=True):
         needed: so many; with ``of`` above 0, so many of every ``of`` that are there, rounded up.
         of: of how many.
         grace_ns: how long it is then left open, in nanoseconds.
-        adapts: instead, each worker leaves it open for a tenth of what it takes from a read to the next.
+        adapts: instead, each worker leaves it open for a tenth of what it takes from a read to the next, for those
+            who are about to come.
         replayed: instead, those have to come who were in the same round of a run before.
     """
 
