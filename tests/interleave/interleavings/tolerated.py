@@ -21,6 +21,8 @@ _CALLED = "tells the caller that its call is over, if an exception hides the ans
 _WEIGHED = "no add has a weight here; see tests/hosts/test_weights.py"
 _HOSTS = "of several hosts, which are in tests/hosts/test_quorum_on_hosts.py"
 _ELSEWHERE = "of a second table, which is in tests/core/test_quorum.py"
+_BARRIERS = "of rounds and barriers, which are in tests/core/test_quorum.py"
+_HELD = "load64(block_of(control, worker) + at.BARRIER) <= barrier"
 _ELSE = "(round_and_table ^ late_for(base, 0)) & 1048575 != 0"
 _IS_LATE = "number > progress[READ] + 1"
 _RUNS = "progress[GETS] == 0"
@@ -81,6 +83,14 @@ TOLERATED: dict[str, str] = {
     f"quorum._close: always {_IN_TIME}": _HELPS,
     "quorum._close: without notify(control)": _SOONER,
     f"quorum.waits_elsewhere: without '{_ELSE}' in round_and_table != 0 and {_ELSE}": _ELSEWHERE,
+    "quorum._collect: never waits_elsewhere(control, base, worker)": _ELSEWHERE,
+    f"quorum._collect: without '{_HELD}' in takes_part(control, base, worker, number) and {_HELD}": _BARRIERS,
+    "quorum._last_barrier: never is_live(control, worker)": _BARRIERS,
+    "quorum._last_barrier: always is_live(control, worker)": _BARRIERS,
+    "waits.barrier: without store64(block + at.PASSED, target)": _BARRIERS,
+    "waits.barrier: without store64(block + at.PASSED, target) (2)": _BARRIERS,
+    "waits.barrier: never state == READY": _BARRIERS,
+    "waits.barrier: always state == READY": _BARRIERS,
     f"quorum.include: without {_CLEARS}": _ELSEWHERE,
     f"quorum.include: a store for {_CLEARS}": _ELSEWHERE,
     f"quorum._come: without '{_IS_LATE}' in {_IS_LATE} and {_RUNS}": _ELSEWHERE,

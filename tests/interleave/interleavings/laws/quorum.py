@@ -31,7 +31,7 @@ class Plan:
             in `rounds`.
         needed, of: the quorum.
         grace: in steps.
-        unexpected: workers that say themselves that they do not come just now.
+        unexpected: workers that say themselves that they do not come just now; the others say that they do, or nothing.
         stops: (step, worker, for so many steps; 0: for good).
         rounds: of a replay, the members and readers of each.
         turns: of a replay, each worker's reads.
@@ -195,7 +195,10 @@ def _run(source: Source, plan: Plan, scheduler: Any) -> tuple[int, list[Life]]:
     for worker in range(plan.workers):
         shard.enrol(worker)
     for worker in plan.unexpected:
-        source.memory.array(shard.line(worker) + at.EXPECTED + 8, 1, np.int64)[:] = 1
+        source.memory.array(shard.line(worker) + at.EXPECTED, 2, np.int64)[:] = 1 << 60, 1 << 61
+    for worker in range(len(plan.unexpected), plan.workers, 2):
+        if worker not in plan.unexpected:
+            source.memory.array(shard.line(worker) + at.EXPECTED, 2, np.int64)[:] = 1, 1 << 61
     kernels, rounds, control, base = (source["quorum"], source["rounds.calls"], world.control.address, shard.base)
     lives: list[Life] = []
 
