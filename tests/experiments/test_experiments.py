@@ -171,7 +171,20 @@ def test_the_straggler_is_measured_in_every_consistency(tmp_path: Path, start: C
 
 
 def test_what_is_done_while_workers_are_killed_is_measured(tmp_path: Path, start: Callable[..., str]) -> None:
-    few = ["--mode", "quorum 6", "--repeat", "1", "--seconds", "0.005", "--minibatches", "600", "--every", "0.5"]
+    few = [
+        "--mode",
+        "quorum 6",
+        "--repeat",
+        "1",
+        "--seconds",
+        "0.005",
+        "--minibatches",
+        "600",
+        "--every",
+        "0.5",
+        "--run-seconds",
+        "6",
+    ]
     report = json.loads(start(ROOT / "benchmarks" / "goodput.py", *few, "--out", str(tmp_path / "out.json")))
     assert report == json.loads((tmp_path / "out.json").read_text())
     (mode,) = report["modes"].values()
