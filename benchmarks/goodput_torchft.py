@@ -1,8 +1,9 @@
 """The job of ``goodput.py`` with torchft in place of multiverso: what is done a second, and how well?
 
-    python3.11 -m venv /tmp/torchft && /tmp/torchft/bin/pip install torchft==0.2.0 scikit-learn -e .
-    /tmp/torchft/bin/python benchmarks/goodput_torchft.py                       # some minutes; prints JSON
-    /tmp/torchft/bin/python benchmarks/goodput_torchft.py --every 1000          # nobody is killed
+    pip install torchft==0.2.0 -e '.[demo]'              # into a virtual environment of its own
+    python benchmarks/goodput_torchft.py                 # some minutes; prints JSON
+    python benchmarks/goodput_torchft.py --every 1000    # nobody is killed
+    python benchmarks/goodput_torchft.py --timeout 1     # who is waited for in vain is given up sooner
 
 Eight workers train softmax regression; one is always slow, one at times, and every 20 seconds one of the others is
 killed and another process takes its place: the same seeds, data, minibatches and kills as there. Each worker is a
@@ -12,7 +13,8 @@ are gradients in it, so that a minibatch moves the weights as far as it does the
 
 Only minibatches of committed steps count, as torchft counts them. A worker has recovered when the first step that it
 commits gave it the weights of the others: its next minibatch counts. ``longest_pause`` is the longest time between two
-commits of one worker, the median of the runs. ``ended_by_themselves``: workers that failed without being killed.
+commits of one worker, the median of the runs. ``ended_by_themselves``: workers that failed without being killed. Loss
+and accuracy are null if a run had fewer ``--minibatches``; give ``goodput.py`` the same number.
 """
 
 from __future__ import annotations
@@ -59,19 +61,17 @@ def train(job: argparse.Namespace) -> None:
         rank=0, world_size=1, store_addr="127.0.0.1", store_port=store.port, lighthouse_addr=job.lighthouse,
         replica_id=f"worker_{me}", init_sync=False, timeout=timedelta(seconds=30),
     )  # fmt: skip
-    told = False
 
-    def tell() -> None:
-        written = there / f".{me}"
-        written.write_text(f"{os.getpid()} {time.time()}")
-        written.rename(there / f"{me}-{job.incarnation}")
+    def tell(name: str, text: str) -> None:
+        (there / f".{me}").write_text(text)
+        (there / f".{me}").rename(there / name)
 
+    mine = f"{me}-{job.incarnation}"
     if not job.incarnation:
-        (there / f"ready-{me}").touch()
+        tell(f"ready-{me}", "")
         while len(list(there.glob("ready-*"))) < WORKERS:
             time.sleep(0.01)
-        tell()
-        told = True
+        tell(mine, f"{os.getpid()} {time.time()}")
     end = begun(job.there) + job.run_seconds
     kept, reached, over, pause, last = None, None, False, 0.0, time.perf_counter()
     while not over:
@@ -90,24 +90,22 @@ def train(job: argparse.Namespace) -> None:
         over = bool(shared[-1] > 0)
         now = time.perf_counter()
         pause, last = max(pause, now - last), now
-        if not told:
-            tell()
-            told = True
+        if not (there / mine).exists():
+            tell(mine, f"{os.getpid()} {time.time()}")
         if kept is None and manager.batches_committed() >= job.minibatches:
             kept, reached = weights.clone(), manager.batches_committed()
     ended, minibatches = time.time(), manager.batches_committed()
     loss, accuracy = task.score((weights if kept is None else kept).numpy())
     found = {"ended": ended, "minibatches": minibatches, "reached": reached, "loss": loss, "accuracy": accuracy}
-    (there / f".{me}").write_text(json.dumps(found | {"pause": pause}))
-    (there / f".{me}").rename(there / f"result-{me}")
+    tell(f"result-{me}", json.dumps(found | {"pause": pause}))
     manager.shutdown(wait=False)
 
 
-def serve() -> None:
+def serve(least: int) -> None:
     """The lighthouse, until its standard input is closed."""
     from torchft.coordination import LighthouseServer  # type: ignore[import-not-found]
 
-    lighthouse = LighthouseServer(bind="[::]:0", min_replicas=int(sys.argv[2]))
+    lighthouse = LighthouseServer(bind="[::]:0", min_replicas=least)
     print(lighthouse.address(), flush=True)
     sys.stdin.read()
     lighthouse.shutdown()
@@ -121,19 +119,19 @@ def run(least: int, seed: int, options: argparse.Namespace) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as opened:
         there = Path(folder)
         log = opened.enter_context((there / "log").open("wb"))
-        me = [sys.executable, __file__]
-        lighthouse = subprocess.Popen(
-            [*me, "--lighthouse", str(least)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
-        )
-        assert lighthouse.stdout is not None
         job = vars(options) | {"out": None, "least": least, "seed": seed, "there": folder}
 
         def start(worker: int, incarnation: int) -> None:
             mine = json.dumps(job | {"worker": worker, "incarnation": incarnation})
-            process = subprocess.Popen([*me, "--worker", mine], stdin=subprocess.DEVNULL, stdout=log, stderr=log)
-            running[worker] = incarnation, process
+            command = [sys.executable, __file__, "--worker", mine]
+            running[worker] = incarnation, subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
 
+        command = [sys.executable, __file__, "--lighthouse", str(least), str(options.run_seconds)]
+        lighthouse = opened.enter_context(
+            subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+        )
         try:
+            assert lighthouse.stdout is not None
             job["lighthouse"] = lighthouse.stdout.readline().decode().strip()
             for worker in range(WORKERS):
                 start(worker, 0)
@@ -162,26 +160,24 @@ def run(least: int, seed: int, options: argparse.Namespace) -> dict[str, Any]:
         told = {path.name: float(path.read_text().split()[1]) for path in there.glob("?-*")}
         ends = [json.loads(path.read_text()) for path in there.glob("result-*")]
         last_words = (there / "log").read_text(errors="replace")[-2000:]
-        import shutil; shutil.copy(there / "log", "/tmp/tft.log")
     recovered = []
     for name, when in killed.items():
         worker_name, _, incarnation_name = name.partition("-")
         if (again := told.get(f"{worker_name}-{int(incarnation_name) + 1}")) is not None:
             recovered.append(again - when)
-    reached = [found for found in ends if found["reached"] is not None]
-    if not reached:
-        done = [found["minibatches"] for found in ends]
-        raise SystemExit(f"{last_words}\nat least {least}: minibatches when it ended: {done}: give fewer --minibatches")
+    if not ends:
+        raise SystemExit(f"{last_words}\nat least {least}: no worker came to its end")
     last = max(ends, key=lambda found: found["ended"])
-    first = min(reached, key=lambda found: found["reached"])
+    reached = [found for found in ends if found["reached"] is not None]
+    first = min(reached, key=lambda found: found["reached"]) if reached else None
     return {
         "minibatches_a_second": last["minibatches"] / (last["ended"] - min(told.values())),
         "kills": len(killed),
         "seconds_to_recover": recovered,
         "longest_pause": max(found["pause"] for found in ends),
         "ended_by_themselves": fell,
-        "loss": first["loss"],
-        "accuracy": 100 * first["accuracy"],
+        "loss": first and first["loss"],
+        "accuracy": first and 100 * first["accuracy"],
     }
 
 
@@ -189,7 +185,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--mode", action="append", choices=MODES, help="only this one; may be given again")
     parser.add_argument("--run-seconds", type=float, default=45, help="of each run")
-    parser.add_argument("--minibatches", type=int, default=3000, help="with which loss and accuracy are compared")
+    parser.add_argument("--minibatches", type=int, default=1500, help="with which loss and accuracy are compared")
     parser.add_argument("--seconds", type=float, default=0.02, help="of a minibatch")
     parser.add_argument("--slowed", type=float, default=4, help="how many times as long the slow worker takes")
     parser.add_argument("--every", type=float, default=20, help="seconds between two kills")
@@ -218,14 +214,15 @@ def main() -> None:
     }
     for mode, found in runs.items():
         recovered = [seconds for one in found for seconds in one["seconds_to_recover"]]
+        reached = all(one["loss"] is not None for one in found)
         report["modes"][mode] = {
             "minibatches_a_second": interval([one["minibatches_a_second"] for one in found], 1),
             "kills": sum(one["kills"] for one in found),
             "seconds_to_recover": round(statistics.median(recovered), 2) if recovered else None,
             "longest_pause": round(statistics.median(one["longest_pause"] for one in found), 2),
             "ended_by_themselves": sum(one["ended_by_themselves"] for one in found),
-            "validation_loss": interval([one["loss"] for one in found], 4),
-            "validation_accuracy": interval([one["accuracy"] for one in found], 2),
+            "validation_loss": interval([one["loss"] for one in found], 4) if reached else None,
+            "validation_accuracy": interval([one["accuracy"] for one in found], 2) if reached else None,
         }
     text = json.dumps(report, indent=1)
     print(text)
@@ -239,7 +236,7 @@ if __name__ == "__main__":
         signal.alarm(int(given.run_seconds + SPARE_SECONDS))  # should nobody be left to end it
         train(given)
     elif sys.argv[1:2] == ["--lighthouse"]:
-        signal.alarm(3600)
-        serve()
+        signal.alarm(int(float(sys.argv[3]) + SPARE_SECONDS))
+        serve(int(sys.argv[2]))
     else:
         main()
