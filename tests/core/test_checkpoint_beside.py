@@ -6,7 +6,9 @@ import contextlib
 import os
 import subprocess
 import threading
+import time
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -138,6 +140,37 @@ def test_an_asynchronous_run_is_resumed_by_other_workers(tmp_path: Path, workers
         assert values == [20] * 5
         assert rows == [[1, 2], [1, 2]]
     assert len(read_generations(open_store(tmp_path))) == 1
+
+
+@pytest.mark.parametrize("workers", [1, 2, 3])
+def test_a_run_with_a_quorum_is_resumed(tmp_path: Path, workers: int) -> None:
+    """Workers that are in different rounds are saved beside training, and continue each from its own step."""
+
+    def train(session: Session, steps: int, resume: bool) -> Any:
+        table = mv.ArrayTableHandler(5, dtype="int64", session=session)
+        shared = SharedParams([np.zeros(3)], session=session)
+        with mv.checkpoint(tmp_path, shared, every=4, resume=resume, session=session) as checkpoint:
+            own = checkpoint.restore() or {"step": 0}
+            for step in range(own["step"] + 1, steps + 1):
+                shared.arrays[0] += 1
+                table.add([1] * 5)
+                table.get()
+                shared.exchange()
+                if session.worker_id:
+                    time.sleep(0.002)  # the first one is not in step with it
+                checkpoint.step({"step": step})
+            session.barrier()
+            checkpoint.save({"step": steps})
+            session.barrier()  # who closes before the first one has begun to save has its last part saved
+        return own["step"], checkpoint.newcomer, table.snapshot().tolist(), shared.centre()[0].tolist()
+
+    options = {"sync": True, "quorum": 1}
+    for _, _, values, centre in together(partial(train, steps=10, resume=False), 2, **options):
+        assert (values, centre) == ([20] * 5, [20.0] * 3)
+    found = together(partial(train, steps=14, resume=True), workers, **options)
+    for me, (step, newcomer, values, centre) in enumerate(found):
+        assert (step, newcomer) == (10, me >= 2)
+        assert (values, centre) == ([20 + 4 * workers] * 5, [20.0 + 4 * workers] * 3)
 
 
 def test_a_synchronous_checkpoint_has_a_keyed_table_of_its_step(tmp_path: Path) -> None:

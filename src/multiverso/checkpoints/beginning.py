@@ -66,7 +66,7 @@ def begin_alone(
     session: Session, store: Store, board: Board, held: contextlib.ExitStack, resume: bool
 ) -> tuple[int, bool]:
     """As `begin_together`, for a worker that takes a dead one's place: the others have done so before, and continue."""
-    if session.consistency.in_rounds:
+    if session.consistency.in_step:
         raise SnapshotError(
             "in a synchronous job all workers count the steps to a checkpoint alike, so that none can take the "
             "place of one that died: start the job again (multiverso run --max-restarts), or make no checkpoints"

@@ -3,7 +3,8 @@
 No worker waits for another. The lowest worker says (on the `Board`) that a generation is due; each worker packs what is
 its own at its next step and continues, and a thread of its own writes it. The lowest worker's thread writes the tables,
 waits until all have written, and then lets the generation count. In a synchronous job each worker counts its own
-steps instead, which are those of the rounds, and the lowest packs the tables with its own: all is of one moment.
+steps instead, which are those of the rounds, and the lowest packs the tables with its own: all is of one moment. With
+a quorum workers are in different rounds, so that is done as in an asynchronous job.
 """
 
 from __future__ import annotations
@@ -83,13 +84,8 @@ class Checkpoint(InProcess):
                     "torch, keras or theano, or SharedParams; with JAX, use manager.save() and load()"
                 )
         self._session = session or current()
-        if self._session.consistency.by_quorum:
-            raise SnapshotError(
-                "there is no checkpoint of a job with a quorum yet, whose workers are in different rounds after "
-                "equally many steps: table.save() after a barrier() in all workers, or leave quorum= out of init"
-            )
-        self._in_rounds = self._session.consistency.in_rounds
-        if self._in_rounds and self._every is not None and self._every.by_time:
+        self._in_step = self._session.consistency.in_step
+        if self._in_step and self._every is not None and self._every.by_time:
             raise ValueError(
                 "every= by time would mean different steps in different workers, and a synchronous job is saved "
                 "after a round: give a number of steps"
@@ -238,7 +234,7 @@ class Checkpoint(InProcess):
         if self._closed:
             return
         try:
-            if self._board.newest() > self._last and self._writer.failure is None and not self._in_rounds:
+            if self._board.newest() > self._last and self._writer.failure is None and not self._in_step:
                 self._hand_over(self._board.newest(), self._own)
             self._wait_idle(unless_all_wait=True)
         finally:
@@ -283,14 +279,14 @@ class Checkpoint(InProcess):
             try:
                 self._hand_over(number, own)
             finally:  # also of what failed: in a synchronous job all workers continue counting from the same step
-                if self._every is not None and (self._in_rounds or self._last == number):
+                if self._every is not None and (self._in_step or self._last == number):
                     self._every.restart()
         self._raise_failure()
         return number > 0
 
     def _number(self, due: bool) -> int:
         """Returns the number of the checkpoint that this worker is to hand over to now, or 0."""
-        if self._in_rounds:
+        if self._in_step:
             return self._last + 1 if due else 0
         asked = self._board.newest()
         if asked > self._last:
@@ -303,13 +299,13 @@ class Checkpoint(InProcess):
             packed = self._packed(own)
             named = self._tables()
         except BaseException:
-            if self._in_rounds:  # a later step's part must not stand beside the others' of this one
+            if self._in_step:  # a later step's part must not stand beside the others' of this one
                 self._last = number
                 if self._writer.idle.is_set():
                     self._board.say(number, FAILED)
             raise
         tables = named if self._leads() else None
-        if tables and self._in_rounds:
+        if tables and self._in_step:
             tables = copied(tables)
         task = Task(number, packed, tables, list(named))
         try:
@@ -328,7 +324,7 @@ class Checkpoint(InProcess):
         common = [each.common for each in parts]
         at_barrier = (self._session.job, self._session.barriers)
         state = {"own": handed, "managers": [each.own for each in parts], "barriers": at_barrier}
-        if self._in_rounds:  # a rule keeps its own
+        if self._in_step:  # a rule keeps its own
             unread = {key: table._unread() for key, table in self._tables().items() if not key.startswith("manager-")}
             state["unread"] = {key: list(added) for key, added in unread.items() if added is not None}
         return Packed.of(Parts(state, common if any(common) else None))
@@ -397,8 +393,8 @@ def checkpoint(
 
     Each checkpoint has the values and updater states of all tables, of each of ``managers`` what is a worker's own, and
     what the worker hands over. `Checkpoint.step` counts and hands over; a thread writes. Training does not wait for it,
-    so that in an asynchronous job the parts of different workers are of slightly different moments; in a synchronous
-    one all is of one step. `Checkpoint.restore` continues from the newest that is whole.
+    so that in an asynchronous job, and with a quorum, the parts of different workers are of slightly different moments;
+    in a synchronous one all is of one step. `Checkpoint.restore` continues from the newest that is whole.
 
     Args:
         directory: the same for all workers, who all see it, and for this run alone; or a URL that fsspec knows, such as

@@ -184,10 +184,10 @@ class Writer:
         before = read_generations(store, missing_ok=True)
         check_tables(store, before, generation.tables, "it was not replaced")
         common = {}
-        in_rounds = self._session.consistency.in_rounds
+        in_step = self._session.consistency.in_step
         for worker in range(self._session.control.capacity):
             said = read_receipt(store, generation.folder, worker)
-            if said is None and not in_rounds and before and worker in before[-1].common:
+            if said is None and not in_step and before and worker in before[-1].common:
                 # This worker has left, or is lost: its last part counts. In rounds it would take steps again that the
                 # tables have: there it is in step with the others when all resume.
                 said = inherit(store, worker, before[-1], generation)

@@ -40,6 +40,11 @@ class ConsistencyMode(Struct, frozen=True):
     family: str = ""
 
     @property
+    def in_step(self) -> bool:
+        """Whether all workers are in the same round after equally many reads."""
+        return self.in_rounds and not self.by_quorum
+
+    @property
     def reads_wait(self) -> bool:
         """Whether a read may have to wait for what other workers do."""
         return self.in_rounds or self.has_clocks
