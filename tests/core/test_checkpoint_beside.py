@@ -26,6 +26,7 @@ from multiverso.kernels import waits
 from multiverso.layout import words as at
 from multiverso.params import SharedParams
 from multiverso.runtime import Node, Session
+from multiverso.updaters import momentum
 
 
 class Killed(Exception):
@@ -140,6 +141,52 @@ def test_an_asynchronous_run_is_resumed_by_other_workers(tmp_path: Path, workers
         assert values == [20] * 5
         assert rows == [[1, 2], [1, 2]]
     assert len(read_generations(open_store(tmp_path))) == 1
+
+
+def test_a_checkpoint_with_a_quorum_has_what_no_round_has_taken_up(tmp_path: Path) -> None:
+    def work(session: Session, resume: bool) -> list[float]:
+        table = mv.ArrayTableHandler(2, session=session)
+        with mv.checkpoint(tmp_path, resume=resume, session=session) as checkpoint:
+            checkpoint.restore()
+            if not resume:
+                table.add([1, 1])
+                table.get()
+                table.add([10, 20])  # not read before the end of the run
+                session.barrier()
+                checkpoint.save()
+                session.barrier()
+        return [float(x) for x in table.get()] if resume else []
+
+    options = {"sync": True, "quorum": 2, "grace_seconds": 1000}
+    together(partial(work, resume=False), 2, **options)
+    assert together(partial(work, resume=True), 2, **options) == [[22.0, 42.0]] * 2
+
+
+def test_a_copy_beside_rounds_has_values_and_states_of_one() -> None:
+    def work(session: Session) -> None:
+        updater = momentum(1.0, momentum=0.0)  # the last delta is its state
+        table: Any = mv.ArrayTableHandler(3, updater=updater, dtype="float64", session=session)
+        deltas, find_states = iter(range(1, 100)), table._states
+
+        def train() -> None:
+            table.add(np.full(3, float(next(deltas))))
+            table.get()
+
+        def after_two_rounds() -> Any:
+            if next(deltas) < 10:
+                train()
+                train()
+            return find_states()
+
+        train()
+        table._states = after_two_rounds
+        copy = table.copied()
+        table._states = find_states
+        now = table.copied()
+        for one, other in zip((copy.values, *copy.states), (now.values, *now.states), strict=True):
+            np.testing.assert_array_equal(one, other)
+
+    together(work, 1, sync=True, quorum=1)
 
 
 @pytest.mark.parametrize("workers", [1, 2, 3])

@@ -341,7 +341,7 @@ def test_a_table_travels_its_own_way() -> None:
 
 
 @pytest.mark.parametrize("options", [SYNC, {"sync": True, "quorum": 1, "grace_seconds": 1000}], ids=["all", "quorum"])
-@pytest.mark.parametrize("wire", ["bfloat16", "int8", "topk:0.2"])
+@pytest.mark.parametrize("wire", ["bfloat16", "int8", "topk:0.2", "topk:0.9"])
 def test_coded_sums_have_the_same_bits_on_all_hosts_and_in_all_runs(wire: str, options: dict[str, Any]) -> None:
     """What a format leaves out goes with later rounds: in the end all is there that was added."""
     size, rounds = 140_000, 3  # three chunks
@@ -381,7 +381,30 @@ def test_coded_sums_have_the_same_bits_on_all_hosts_and_in_all_runs(wire: str, o
     assert set(np.frombuffer(found[0][-2], np.int64)) == {4 * (rounds + 30) << 40}
     np.testing.assert_allclose(np.frombuffer(found[0][-1], np.float64), 4 / 3 * (rounds + 30), rtol=1e-14)
     # the middle of a chain sends each sum up and each total down
-    assert sent < {"bfloat16": 0.55, "int8": 0.3, "topk:0.2": 0.45}[wire] * 2 * 4 * (size + 3000) * (rounds + 30)
+    assert sent < {"bfloat16": 0.55, "int8": 0.3, "topk:0.2": 0.45, "topk:0.9": 1.9}[wire] * 2 * 4 * (size + 3000) * (
+        rounds + 30
+    )
+
+
+def test_what_a_format_cannot_hold_travels_as_it_is_and_leaves_the_rest_alone() -> None:
+    def work(session: Session) -> list[Any]:
+        table, read = ArrayTableHandler(1000, np.arange(1000), session=session), []
+        for number in range(3):
+            delta = np.full(1000, 2.0, np.float32)
+            if number == 1 and session.worker_id == 2:
+                delta[7] = np.inf
+            table.add(delta)
+            read.append(table.get())
+        session.barrier()
+        return read
+
+    with rehearsal(1, 1, 1) as job:
+        found = job.run(work, **SYNC, exchange=ExchangeOptions.of(wire="int8"))
+    for read in found:
+        for number, values in enumerate(read, 1):
+            expected = np.arange(1000, dtype=np.float32) + 6 * number
+            expected[7] = np.inf if number > 1 else expected[7]
+            np.testing.assert_array_equal(values, expected)
 
 
 def test_rounds_have_no_rule_between_hosts_and_no_pace_of_their_own() -> None:

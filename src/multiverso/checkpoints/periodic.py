@@ -305,8 +305,8 @@ class Checkpoint(InProcess):
                     self._board.say(number, FAILED)
             raise
         tables = named if self._leads() else None
-        if tables and self._in_step:
-            tables = copied(tables)
+        if tables and self._session.consistency.in_rounds:
+            tables = copied(tables)  # before others hand over what no round has taken up by then
         task = Task(number, packed, tables, list(named))
         try:
             self._writer.begin()
@@ -324,7 +324,7 @@ class Checkpoint(InProcess):
         common = [each.common for each in parts]
         at_barrier = (self._session.job, self._session.barriers)
         state = {"own": handed, "managers": [each.own for each in parts], "barriers": at_barrier}
-        if self._in_step:  # a rule keeps its own
+        if self._session.consistency.in_rounds:  # a rule keeps its own
             unread = {key: table._unread() for key, table in self._tables().items() if not key.startswith("manager-")}
             state["unread"] = {key: list(added) for key, added in unread.items() if added is not None}
         return Packed.of(Parts(state, common if any(common) else None))

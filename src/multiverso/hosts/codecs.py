@@ -1,8 +1,9 @@
-"""Codes differences in frames. The part that a format leaves out stays in V - S and goes with the next frame.
+"""Codes differences in frames. What a format leaves out goes with the next frame.
 
 That is error feedback (Seide et al. 2014, "1-Bit Stochastic Gradient Descent"; Karimireddy et al. 2019,
-arXiv:1901.09847) with no buffer of its own: sums are exact in the end, whatever the format. Barriers, initial values
-and saving send the rest as it is.
+arXiv:1901.09847). Between copies it needs no buffer of its own, it stays in V - S: sums are exact in the end, whatever
+the format, as barriers, initial values and saving send the rest as it is. In rounds each host keeps it
+(``hosts/rounds/coding.py``).
 """
 
 from __future__ import annotations

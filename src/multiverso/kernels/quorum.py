@@ -63,8 +63,9 @@ from multiverso.layout import words as at
 VALUES, READ, READS = at.ROUND_VALUES, at.ROUND_READ, at.ROUND_READS
 # how many have to come, of how many (0: so many); nanoseconds of grace; when they had come, and a close was seen
 NEEDED, OF, GRACE, REACHED, DECIDED = at.ROUND_NEEDED, at.ROUND_OF, at.ROUND_GRACE, at.ROUND_REACHED, at.ROUND_DECIDED
-# of a replay: the round whose values this worker reads; when a round that enough have come to may be closed
-GETS, UNTIL = at.ROUND_GETS, at.ROUND_UNTIL
+# of a replay: the round whose values this worker reads; when a round that enough have come to may be closed; how much
+# later than expected this worker has come
+GETS, UNTIL, LATENESS = at.ROUND_GETS, at.ROUND_UNTIL, at.ROUND_LATENESS
 # nanoseconds that who has closed a round has for folding it, and for each element
 _FOLDING, _FOLDING_EACH = 10_000_000, 8
 
@@ -89,12 +90,15 @@ def waits_elsewhere(control, base, worker):
 
 
 @inner
-def expected_until(line, now):
-    """Until when a worker that has not come is expected: FOREVER where nobody knows, 0 if it is not expected now."""
+def expected_until(line, now, lateness):
+    """Until when a worker that has not come is expected: FOREVER where nobody knows, 0 if it is not expected now.
+
+    Where this one is late itself, others are expected to be as late: a step may be longer for all of them.
+    """
     begin, end = load64(line + at.EXPECTED), load64(line + at.EXPECTED + 8)
     if end == 0:
         return FOREVER
-    return end if begin <= now < end else 0
+    return end + lateness if begin <= now < end + lateness else 0
 
 
 @inner
@@ -142,6 +146,8 @@ def _come(control, base, me, source, progress, number):
     """Says that this worker's slot is ready for a round."""
     line = line_of(base, me)
     progress[ROUND], progress[REACHED], progress[DECIDED] = number, 0, 0
+    expected = load64(line + at.EXPECTED + 8)
+    progress[LATENESS] = max(0, monotonic_ns() - expected) if expected != 0 else 0
     for i in range(3):  # NEEDED, OF, GRACE
         store64(line + at.ASKS + 8 * i, progress[NEEDED + i])
     store32(line + at.SOURCES + 4 * (number & 1), source)
@@ -153,13 +159,11 @@ def _come(control, base, me, source, progress, number):
 
 
 @inner
-def _last_barrier(control, me):
-    """The last barrier that is over, or that this worker has reached: one in a dead one's place may be behind."""
-    last = load64(block_of(control, me) + at.BARRIER)
-    for worker in range(load32(control + at.CAPACITY)):
-        if is_live(control, worker):
-            last = max(last, load64(block_of(control, worker) + at.PASSED))
-    return last
+def _is_held(control, worker, barrier):
+    """Whether a worker is in a barrier beyond this one; who is in a dead one's place has been in fewer."""
+    block = block_of(control, worker)
+    reached = load64(block + at.BARRIER)
+    return reached > barrier and reached > load64(block + at.PASSED)
 
 
 @inner
@@ -169,7 +173,7 @@ def _collect(control, base, me, number, progress):
     Who is in a barrier that this worker has not reached is not coming, it waits there for this one, and nor is who is
     late for another table's round. The grace is for those that may come just now.
     """
-    barrier, stops = _last_barrier(control, me), load32(control + at.CONTINUE_WITHOUT_LOST) == 0
+    barrier, stops = load64(block_of(control, me) + at.BARRIER), load32(control + at.CONTINUE_WITHOUT_LOST) == 0
     members, came, there, elsewhere = np.int64(0), 0, 0, 0
     now, until = monotonic_ns(), np.int64(0)
     for worker in range(header_of(base).table_workers):
@@ -183,12 +187,12 @@ def _collect(control, base, me, number, progress):
             members |= np.int64(1) << worker
             came += 1
             there += 1
-        elif takes_part(control, base, worker, number) and load64(block_of(control, worker) + at.BARRIER) <= barrier:
+        elif takes_part(control, base, worker, number) and not _is_held(control, worker, barrier):
             there += 1
             if waits_elsewhere(control, base, worker):
                 elsewhere += 1
             else:
-                until = max(until, expected_until(line, now))
+                until = max(until, expected_until(line, now, progress[LATENESS]))
     needed = progress[NEEDED]
     if progress[OF] != 0:
         needed = (needed * there + progress[OF] - 1) // progress[OF]

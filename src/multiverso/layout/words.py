@@ -68,7 +68,7 @@ PARTICIPATION = WORKER.int32("participation", apart=True)  # the worker's word: 
 # 1 once several threads used the session: one's waiting is not the worker's
 THREADED = WORKER.int32("threaded")
 BARRIER = WORKER.int64("barrier")  # barriers reached
-PASSED = WORKER.int64("passed")  # the last barrier that it has seen everyone reach
+PASSED = WORKER.int64("passed")  # the last barrier that it has passed
 CREATED = WORKER.int64("created")  # tables asked for by order
 # with a quorum: (round << 20) | (1 + table), see kernels/quorum.py; 0 once the worker was in it. Others clear it
 LATE_FOR = WORKER.int64("late_for")
@@ -220,7 +220,7 @@ CALL_COMPLETE = 8  # int64: 1 once all is done
 ROUND_OPEN, ROUND_CHUNK, ROUND_NUMBER, ROUND_STAGE, ROUND_STAGED, ROUND_MEMBERS = range(6)
 # and with a quorum, in the place of the members: see kernels/quorum.py
 ROUND_VALUES, ROUND_READ, ROUND_READS, ROUND_NEEDED, ROUND_OF, ROUND_GRACE = range(5, 11)
-ROUND_REACHED, ROUND_DECIDED, ROUND_GETS, ROUND_UNTIL, QUORUM_WORDS = range(11, 16)
+ROUND_REACHED, ROUND_DECIDED, ROUND_GETS, ROUND_UNTIL, ROUND_LATENESS, QUORUM_WORDS = range(11, 17)
 
 # MODE
 ASYNCHRONOUS, SYNCHRONOUS, BOUNDED, QUORUM = 0, 1, 2, 3

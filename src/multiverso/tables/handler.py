@@ -13,7 +13,7 @@ import numpy.typing as npt
 from multiverso.checks import whole
 from multiverso.consistency.protocol import Call
 from multiverso.deadline import Deadline
-from multiverso.errors import NotInThisJobError
+from multiverso.errors import NotInThisJobError, SnapshotError
 from multiverso.hosts.values.options import refuse_under_rule
 from multiverso.layout import words as at
 from multiverso.memory import words
@@ -27,6 +27,8 @@ from multiverso.tables.operations import ADD, EXCHANGE, GET, Kind, Posted
 from multiverso.tables.output import Output
 from multiverso.tables.pending import Pending
 from multiverso.tables.typed import Float16, Scalar
+
+_COPY_TRIES = 1000
 
 
 class TableHandler(HeldTable[Scalar]):
@@ -362,10 +364,14 @@ class TableHandler(HeldTable[Scalar]):
     def copied(self) -> saving.Copied:
         """Returns what `save` writes; for another thread, too, beside this worker's own operations."""
         self._session.check()
-        values = np.empty(self._size, self._dtype)
-        self._how.snapshot(values)
-        states = [np.array(state) for state in self._states()]
-        return saving.Copied(self._spec, self.version, values, states)
+        values, in_rounds = np.empty(self._size, self._dtype), self._session.consistency.in_rounds
+        for _ in range(_COPY_TRIES):
+            newest = self._how.newest()
+            self._how.snapshot(values)
+            states, version = [np.array(state) for state in self._states()], self.version
+            if not in_rounds or self._how.newest() == newest:  # the values and states are of one round
+                return saving.Copied(self._spec, version, values, states)
+        raise SnapshotError(f"no consistent copy of {self._name} in {_COPY_TRIES} tries: its rounds are too quick")
 
     def _unread(self) -> tuple[Array, ...] | None:
         """In a synchronous job: what this worker has added since its last read, as `add` takes it; None: nothing.

@@ -22,7 +22,8 @@ _WEIGHED = "no add has a weight here; see tests/hosts/test_weights.py"
 _HOSTS = "of several hosts, which are in tests/hosts/test_quorum_on_hosts.py"
 _ELSEWHERE = "of a second table, which is in tests/core/test_quorum.py"
 _BARRIERS = "of rounds and barriers, which are in tests/core/test_quorum.py"
-_HELD = "load64(block_of(control, worker) + at.BARRIER) <= barrier"
+_HELD = "not _is_held(control, worker, barrier)"
+_PASSED = "reached > load64(block + at.PASSED)"
 _ELSE = "(round_and_table ^ late_for(base, 0)) & 1048575 != 0"
 _IS_LATE = "number > progress[READ] + 1"
 _RUNS = "progress[GETS] == 0"
@@ -84,9 +85,9 @@ TOLERATED: dict[str, str] = {
     "quorum._close: without notify(control)": _SOONER,
     f"quorum.waits_elsewhere: without '{_ELSE}' in round_and_table != 0 and {_ELSE}": _ELSEWHERE,
     "quorum._collect: never waits_elsewhere(control, base, worker)": _ELSEWHERE,
-    f"quorum._collect: without '{_HELD}' in takes_part(control, base, worker, number) and {_HELD}": _BARRIERS,
-    "quorum._last_barrier: never is_live(control, worker)": _BARRIERS,
-    "quorum._last_barrier: always is_live(control, worker)": _BARRIERS,
+    f"quorum._collect: without '{_HELD}' in takes_part(control, base, worker, number) and ({_HELD})": _BARRIERS,
+    f"quorum._is_held: without 'reached > barrier' in reached > barrier and {_PASSED}": _BARRIERS,
+    f"quorum._is_held: without '{_PASSED}' in reached > barrier and {_PASSED}": _BARRIERS,
     "waits.barrier: without store64(block + at.PASSED, target)": _BARRIERS,
     "waits.barrier: without store64(block + at.PASSED, target) (2)": _BARRIERS,
     "waits.barrier: never state == READY": _BARRIERS,

@@ -97,6 +97,8 @@ class Staged(RoundMemory):
         old = self.values[number - 1][self.place(chunk)] if number else None
         new = old + total if self.is_coded and number and count else total.copy()
         self.chunks[number].append(new if count else old)  # type: ignore[arg-type]
+        if self.is_coded and number and count:
+            total[:] = np.nan  # it is this host's alone: values are made of it in place
         if (chunk + 1) * self.chunk >= self.elements:
             self.values.append(np.concatenate(self.chunks[number]))
 

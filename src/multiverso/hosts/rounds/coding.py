@@ -3,7 +3,7 @@
 Such a sum is one of differences: the values themselves do not travel. Each host on the way up adds what its own last
 sum has left out, and codes again; the tail codes the total, which all hosts decode alike, itself too. So all have the
 same bits, in every run. What is left of a sum counts from its total on: until then it may be made again, without a
-lost host.
+lost host. Where hosts are lost twice before a total comes, what is left may be that of another making: a rounding.
 """
 
 from __future__ import annotations
@@ -20,16 +20,24 @@ from multiverso.hosts.rounds.state import OVERWRITES, RoundTable, Sum
 _Room = tuple[Array, Array]
 
 
-def decoded(table: RoundTable, step: int, found: Sum, pool: Buffers) -> Sum:
+def decoded(table: RoundTable, step: int, found: Sum, pool: Buffers, apart: bool = False) -> Sum:
     """Returns a sum whose bytes are the table's numbers: in other memory, if it was coded.
+
+    Args:
+        apart: in other memory wherever sums of the step are coded: a total is changed to values, and sent as it came.
 
     Raises:
         ProtocolError: it is not a coded sum.
     """
-    if found.code == codecs.NATIVE or not found.count:
+    if not found.count or not (
+        found.code != codecs.NATIVE or (apart and table.is_coded(step) and not found.overwrites)
+    ):
         return found
     size = table.size_of(step, found.overwrites)
     buffer = pool.take(size)
+    if found.code == codecs.NATIVE:
+        buffer[:size] = found.buffer[:size]
+        return replace(found, buffer=buffer)
     behind = table.staged.extra * table.staged.dtype.itemsize
     coded, numbers = found.buffer[: found.length - behind], buffer[: size - behind].view(table.staged.dtype)
     try:
@@ -45,23 +53,21 @@ def decoded(table: RoundTable, step: int, found: Sum, pool: Buffers) -> Sum:
 
 
 def room_for(table: RoundTable, step: int, pool: Buffers) -> _Room:
-    """Returns all memory that `code` needs, before anything is added: for the coded sum, and for what is left."""
-    staged = table.staged
-    if table.rest is None:
-        table.rest = np.zeros(staged.elements, staged.dtype)
-    left = np.empty_like(_rest_of(table, step))
+    """Returns all memory that `code` needs, before anything is added: for a second sum, and for what is left."""
+    staged, left = table.staged, np.empty_like(_rest_of(table, step))
     behind = staged.extra * staged.dtype.itemsize
-    return pool.take(codecs.longest(staged.wire.number, left.size, left.itemsize) + behind), left
+    return pool.take(max(codecs.longest(staged.wire.number, left.size, left.itemsize), left.nbytes) + behind), left
 
 
 def code(table: RoundTable, step: int, found: Sum, room: _Room, pool: Buffers) -> Sum:
     """Codes a sum to which this host has added its part, with what was left out of the one before.
 
     Returns:
-        what others will read of it, in other memory if it is coded.
+        what others will read of it, in other memory if anything is in it.
     """
     coded, left = room
     if not found.count:
+        table.rests.pop(step, None)  # of one that was made with a lost host's part
         pool.give(coded)
         return found
     numbers, behind = found.buffer[: left.nbytes].view(left.dtype), found.buffer[left.nbytes : found.length]
@@ -71,13 +77,13 @@ def code(table: RoundTable, step: int, found: Sum, room: _Room, pool: Buffers) -
         try:
             length = codecs.encode(table.staged.wire, numbers, coded)
         except MemoryError:
-            length = -1
+            numbers[:], length = left, -1
         left -= numbers
     table.rests[step] = left
     if length < 0:  # it travels as it is
         left[:] = 0
-        pool.give(coded)
-        return found
+        coded[: found.length] = found.buffer[: found.length]
+        return replace(found, buffer=coded)
     coded[length : length + behind.size] = behind
     plain = replace(found)
     found.buffer, found.length, found.code = coded, length + behind.size, table.staged.wire.number
@@ -86,11 +92,19 @@ def code(table: RoundTable, step: int, found: Sum, room: _Room, pool: Buffers) -
 
 def keep_rest(table: RoundTable, step: int, total: Sum) -> None:
     """A step's total is here: what this host has left out of its sum goes with the next."""
-    left = table.rests.pop(step, None)
+    if table.rest is None:
+        return
+    before, now = table.rests_before.pop(step, None), table.rests.pop(step, None)
+    left = before if total.earlier else now
     if left is not None:
         _rest_of(table, step)[:] = left
-    elif total.overwrites == OVERWRITES and table.rest is not None:
+    elif total.overwrites == OVERWRITES and total.count:
         _rest_of(table, step)[:] = 0
+
+
+def made_again(table: RoundTable) -> None:
+    """Sums under way are made again, without a lost host; totals of those that were made may still come."""
+    table.rests_before, table.rests = {**table.rests_before, **table.rests}, {}
 
 
 def _rest_of(table: RoundTable, step: int) -> Array:

@@ -153,7 +153,8 @@ def check_step(table: RoundTable, header: RoundHeader, last: int) -> None:
         itemsize = table.staged.dtype.itemsize
         as_announced = table.is_coded(header.step) and not header.overwrites
         as_announced &= header.code == table.staged.wire.number
-        as_announced &= codecs.fits(header.code, header.length - extra, (size - extra) // itemsize, itemsize)
+        numbers, coded = (size - extra) // itemsize, header.length - extra
+        as_announced &= coded >= 0 and codecs.fits(header.code, coded, numbers, itemsize)
     else:
         as_announced = header.code == codecs.NATIVE and header.length == (size if header.contributions else 0)
     if not as_announced or header.contributions > MAX_WORKERS * MOST_WEIGHT:

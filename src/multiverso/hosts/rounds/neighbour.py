@@ -19,7 +19,7 @@ from multiverso.hosts.rounds.frames import (
 )
 from multiverso.hosts.rounds.roll import Came
 from multiverso.hosts.rounds.rounds import Rounds
-from multiverso.hosts.rounds.state import WINDOW, RoundTable
+from multiverso.hosts.rounds.state import WINDOW, RoundTable, Sum
 
 _SIZES = {frames.AT: REACHED.size, frames.WANT: 0, frames.CAME: roll.CAME.size}
 
@@ -73,21 +73,41 @@ class Neighbour(Numbered):
                 return None
             check_step(table, header, last)
             size = table.size_of(header.step, header.overwrites)
-            return view(rounds.pool.take(size), header.length)
+            return view(rounds.pool.take(max(size, header.length)), header.length)
 
     def arrived(self, header: Header, body: memoryview | None, now: float) -> bool:
         """A frame is whole. What it has left to send was sent, by the ``wake`` of the rounds.
 
         Raises:
-            ProtocolError: it says that a table is another one.
+            ProtocolError: it says that a table is another one, or is not a coded sum.
+            MemoryError: it comes again.
         """
         if header.number > self._received:
+            header = RoundHeader(*header)
+            plain = self._decoded(header, body) if body is not None else None
             self.note(header)  # it does not come again, also where there is no memory now to go on with it
             if body is not None:
-                self._take(RoundHeader(*header), body, now)
+                self._take(header, body, plain, now)
         return self.has_something
 
-    def _take(self, header: RoundHeader, body: memoryview, now: float) -> None:
+    def _decoded(self, header: RoundHeader, body: memoryview) -> Sum | None:
+        """Returns what a sum or total says, if it is still wanted; in memory of its own if it was coded."""
+        if header.kind not in (frames.SUM, frames.TOTAL):
+            return None
+        rounds = self._rounds
+        with rounds.state_lock:
+            table = rounds.tables.get(header.table)
+            if table is None or header.epoch != rounds.epoch:
+                return None
+            if header.step != (table.received if header.kind == frames.SUM else table.arrived) + 1:
+                return None
+        found, is_total = sum_of(table, header, body), header.kind == frames.TOTAL
+        plain = decoded(table, header.step, found, rounds.pool, apart=is_total)
+        if plain is not found and not is_total:
+            rounds.pool.give(found.buffer)
+        return plain
+
+    def _take(self, header: RoundHeader, body: memoryview, plain: Sum | None, now: float) -> None:
         rounds = self._rounds
         table = rounds.tables.get(header.table)
         if table is None:
@@ -99,19 +119,21 @@ class Neighbour(Numbered):
         elif header.kind == frames.CAME:
             rounds.note_came(table, self._peer, header.step, Came(*roll.CAME.unpack(body)), now)
         elif header.kind == frames.SUM:
-            found = decoded(table, header.step, sum_of(table, header, body), rounds.pool)
             with rounds.state_lock:
-                if header.epoch != rounds.epoch or header.step != table.received + 1:
+                if plain is None or header.epoch != rounds.epoch or header.step != table.received + 1:
                     return
-                table.incoming[header.step] = found
-                table.received, table.known = header.step, max(table.known, found.known)
+                table.incoming[header.step] = plain
+                table.received, table.known = header.step, max(table.known, plain.known)
         else:
             with rounds.memory_lock:
-                if header.epoch != rounds.epoch or header.step != table.arrived + 1:
+                if plain is None or header.epoch != rounds.epoch or header.step != table.arrived + 1:
                     return
                 if rounds.tables.get(header.table) is not table:
                     return
-                self._rounds.take(table, header.step, sum_of(table, header, body))
+                total = sum_of(table, header, body)
+                if plain.buffer is total.buffer:
+                    total = plain
+                self._rounds.take(table, header.step, total, plain)
         self._rounds.run(table)
 
     def _hear(self, header: RoundHeader, table: RoundTable, theirs: Reached) -> None:

@@ -63,6 +63,7 @@ class Rounds(Chain):
                 table.sums.clear()
                 table.incoming.clear()
                 table.theirs.clear()
+                coding.made_again(table)
                 for total in table.totals.values():
                     total.earlier = True
                 table.folded = table.received = table.arrived
@@ -326,14 +327,9 @@ class Rounds(Chain):
         self.wake(after)
         return True
 
-    def take(self, table: RoundTable, step: int, total: Sum, plain: Sum | None = None) -> None:
-        """A step's total is here, ``plain``: not coded. The caller has the memory lock.
-
-        Raises:
-            ProtocolError: it is not a coded sum; nothing has changed.
-        """
+    def take(self, table: RoundTable, step: int, total: Sum, plain: Sum) -> None:
+        """A step's total is here, and ``plain``, not coded. The caller has the memory lock."""
         turn, chunk = table.turn_and_chunk(step)
-        plain = plain or coding.decoded(table, step, total, self.pool)
         if table.blank and turn > table.decided:  # it has gone through the others without this host
             table.decided = turn
             table.ask_anew()

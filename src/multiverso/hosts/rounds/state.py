@@ -97,7 +97,7 @@ class RoundTable:
         roll: with a quorum, at the head: who has come to the next round.
         said: at another host, what it has told the head of that, and of which round.
         rest: of a table whose sums are coded, what the format has left out of those that this host has sent.
-        rests: what is left of a chunk when a step's total has come.
+        rests: what is left of a chunk when a step's total has come; ``rests_before``: when an earlier chain made it.
     """
 
     number: int
@@ -131,8 +131,11 @@ class RoundTable:
     said: tuple[int, Came] | None = None
     rest: npt.NDArray[Any] | None = None
     rests: dict[int, npt.NDArray[Any]] = field(default_factory=dict)
+    rests_before: dict[int, npt.NDArray[Any]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        if self.staged.is_coded:
+            self.rest = np.zeros(self.staged.elements, self.staged.dtype)
         self.chunks = -(-self.staged.elements // self.staged.chunk)
         """How many a turn has."""
 

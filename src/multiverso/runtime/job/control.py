@@ -220,6 +220,7 @@ class Control:
             reached = max((w.barrier for w in self.workers() if w.is_live), default=0)
             if load64(block + at.BARRIER) >= reached:
                 break
+            store64(block + at.PASSED, reached)
             store64(block + at.BARRIER, reached)
         self.notify()
 
@@ -228,6 +229,11 @@ class Control:
         address = self.block(worker_id) + at.BARRIER
         store64(address, max(barrier, load64(address)))
         self.notify()
+
+    def pass_to(self, worker_id: int, barrier: int) -> None:
+        """Marks this worker as past a barrier in which it was not (the worker)."""
+        store64(self.block(worker_id) + at.PASSED, barrier)
+        self.reach(worker_id, barrier)
 
     def leave(self, worker_id: int) -> None:
         """Marks this worker as having left (the worker)."""

@@ -59,7 +59,7 @@ class Session(InProcess):
         staleness: bounded staleness, in ticks; excludes ``sync``.
         quorum, grace_seconds, record, replay: see `multiverso.init`.
         on_lost: ``"stop"`` or ``"continue"``; None takes the node's.
-        exchange: how tables travel between hosts; without meaning on one, and refused in synchronous mode.
+        exchange: how tables travel between hosts; without meaning on one; in synchronous mode its format alone.
         timeout_seconds: deadline of barriers, rounds and clocks (default 30 minutes).
         start_timeout_seconds: deadline of starting and of attaching to tables (default 120 s).
         ends_with_node: end this process when the node is gone (our launcher asks for it).
@@ -233,7 +233,7 @@ class Session(InProcess):
         """
         if number > self.barriers:
             self.node.arrive(number)
-            self.control.reach(self.worker_id, number)
+            self.control.pass_to(self.worker_id, number)
             self.barriers = number
 
     def flush(self, timeout_seconds: float | None = None) -> None:
