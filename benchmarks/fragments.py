@@ -1,6 +1,6 @@
 """Local SGD of a small transformer between two sites with a slow link: whole, in fragments, overlapped, rounded: JSON.
 
-sudo python benchmarks/fragments.py [--steps 800] [--repeats 3] [--rate 10mbit] [--only NAME ...] [--out FILE]
+sudo python benchmarks/fragments.py [--steps 900] [--repeats 3] [--rate 10mbit] [--only NAME ...] [--out FILE]
 
 Each site is a network namespace of this machine with two workers, the link a pair of devices with a token bucket at
 either end. A character-level transformer (``tasks.py``) learns the text of Python's ``help()``; each worker trains with
@@ -40,7 +40,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
 _LOOK_SECONDS = 0.2
 
 
-def train(variant: str, steps: int, seconds: float, seed: int) -> None:
+def train(variant: str, options: argparse.Namespace) -> None:
     """One worker; prints what it came to."""
     import numpy as np
     import torch
@@ -49,28 +49,30 @@ def train(variant: str, steps: int, seconds: float, seed: int) -> None:
     from multiverso.torch import ParamManager
     from tasks import CONTEXT, characters, transformer, windows
 
-    options = VARIANTS[variant]
+    how = VARIANTS[variant]
     torch.set_num_threads(1)
-    mv.init(sync=True, wire=options.get("wire"))
+    mv.init(sync=True, wire=how.get("wire"))
     me = mv.worker_id()
     text, held = characters()
     text = text[me * len(text) // mv.workers_num() : (me + 1) * len(text) // mv.workers_num()]
-    model, drawn = transformer(seed, 64, 2), np.random.default_rng([seed, me])
+    model, drawn = transformer(options.seed, 64, 2), np.random.default_rng([options.seed, me])
     optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3)
     manager = ParamManager(
         model, rule=mv.rules.local_sgd(0.7, 0.9), every=EVERY,
-        fragments=options.get("fragments", 1), overlap=options.get("overlap", False),
+        fragments=how.get("fragments", 1), overlap=how.get("overlap", False),
     )  # fmt: skip
     mv.barrier()
-    began, then = time.monotonic(), None
-    for step in range(1, steps + 1):
+    began, seen = time.monotonic(), dict[str, Any]()
+    for step in range(1, options.steps + 1):
         inputs, targets = windows(text, drawn.integers(len(text) - CONTEXT - 1, size=8))
         optimizer.zero_grad()
         torch.nn.functional.cross_entropy(model(inputs), targets).backward()
         optimizer.step()
         manager.step()
-        if me == 0 and then is None and time.monotonic() - began >= seconds:
-            then = step, manager.state_dict()
+        if me == 0 and step == options.equal_steps:
+            seen["loss_at_equal_steps"] = manager.state_dict()
+        if me == 0 and "loss_at_equal_seconds" not in seen and time.monotonic() - began >= options.equal_seconds:
+            seen["loss_at_equal_seconds"], steps_by_then = manager.state_dict(), step
     ended = time.monotonic()
     manager.finish()
     mv.barrier()
@@ -82,12 +84,11 @@ def train(variant: str, steps: int, seconds: float, seed: int) -> None:
             return float(torch.nn.functional.cross_entropy(model(inputs), targets))
 
     if me == 0:
-        at_the_end = {name: value.clone() for name, value in model.state_dict().items()}
+        if len(seen) < 2:
+            raise SystemExit(f"{options.steps} steps of {variant} took {ended - began:.1f} s: give more --steps")
         floats = sum(value.numel() for value in model.parameters())
-        found: dict[str, Any] = {"floats": floats, "began": began, "ended": ended, "loss": loss(at_the_end)}
-        if then is not None:
-            found |= {"steps_by_then": then[0], "loss_by_then": loss(then[1])}
-        print(json.dumps(found), flush=True)
+        found = {"floats": floats, "began": began, "ended": ended, "steps_at_equal_seconds": steps_by_then}
+        print(json.dumps(found | {name: loss(state) for name, state in seen.items()}), flush=True)
     mv.barrier()
     mv.shutdown()
 
@@ -103,7 +104,8 @@ def run(names: list[str], variant: str, options: argparse.Namespace, seed: int) 
     looking = threading.Thread(target=look)
     looking.start()
     hosts = VARIANTS[variant].get("hosts", 2)
-    command = [sys.executable, __file__, "--worker", variant, "--steps", options.steps, "--then", options.then]
+    command = [sys.executable, __file__, "--worker", variant, "--steps", options.steps]
+    command += ["--equal-steps", options.equal_steps, "--equal-seconds", options.equal_seconds]
     with tempfile.TemporaryDirectory() as folder:
         try:
             command += ["--seed", seed]
@@ -129,8 +131,9 @@ def _sent(names: list[str], host: int) -> int:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--steps", type=int, default=800, help="of each worker, in each run")
-    parser.add_argument("--then", type=float, default=15, help="seconds after which losses are compared, too")
+    parser.add_argument("--steps", type=int, default=900, help="of each worker, in each run")
+    parser.add_argument("--equal-steps", type=int, default=600, help="after which losses are compared")
+    parser.add_argument("--equal-seconds", type=float, default=8, help="after which losses are compared, too")
     parser.add_argument("--repeats", type=int, default=3, help="of each variant, with other seeds")
     parser.add_argument("--rate", default="10mbit", help="of the link, as tc names it")
     parser.add_argument("--most", type=float, default=300, help="seconds of a run")
@@ -140,7 +143,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.worker:
-        train(options.worker, options.steps, options.then, options.seed)
+        train(options.worker, options)
         return
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))  # and nothing stays behind
     runs: dict[str, list[dict[str, Any]]] = {variant: [] for variant in options.only}
@@ -153,7 +156,11 @@ def main() -> None:
         "link_megabytes_a_second": bytes_a_second(options.rate) / 1e6,
         "congestion_control": congestion_control(),
         "load": os.getloadavg()[0],
-        "settings": {"steps": options.steps, "then_seconds": options.then, "seeds": options.repeats},
+        "settings": {
+            "equal_steps": options.equal_steps,
+            "equal_seconds": options.equal_seconds,
+            "seeds": options.repeats,
+        },
         "variants": {
             variant: {name: round(statistics.fmean(one[name] for one in found), 4) for name in found[0]}
             for variant, found in runs.items()

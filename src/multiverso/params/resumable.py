@@ -35,7 +35,8 @@ class Resumable:
 
         It pushes this worker's changes since its last exchange, whatever ``every=`` and the rule's intervals are, waits
         until all workers have, and takes the values of all. Under EASGD workers keep their own values, and
-        `SharedParams.centre` returns the shared ones.
+        `SharedParams.centre` returns the shared ones. In rounds between hosts with ``wire=`` what rounding has left out
+        of the last is in none.
 
         Raises:
             WorkerLostError, NodeLostError, DeadlockError, WaitTimeoutError: not all workers came. Call it again.
