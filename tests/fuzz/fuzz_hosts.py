@@ -27,10 +27,12 @@ sys.path.insert(0, str(Path(__file__).parent.parent / "hosts"))
 
 from fabric_support import Adder, barrier, fabrics, new_shard
 
-from multiverso.hosts.codecs import NAMES, Wire
+from multiverso.hosts.codecs import NAMES, NATIVE, Wire, longest
 from multiverso.hosts.peer.frames import HEADER_BYTES, RECEIVED, Header, Numbered, ProtocolError, Reader
 from multiverso.hosts.peer.resources import Pace
+from multiverso.hosts.rounds.frames import AT, REACHED, SUM, TOTAL
 from multiverso.hosts.rounds.frames import KINDS as KINDS_OF_ROUNDS
+from multiverso.hosts.rounds.memory import RoundMemory
 from multiverso.hosts.rounds.neighbour import Neighbour
 from multiverso.hosts.rounds.rounds import Rounds
 from multiverso.hosts.transport.credentials import new_credentials
@@ -68,7 +70,7 @@ def run(seconds: float, seed: int, least: int = 0) -> int:
         grown, until = 0, time.monotonic() + seconds
         while rounds < _LEAST_ROUNDS or tried < least or time.monotonic() < until:
             rounds += 1
-            tried += _frames(source)
+            tried += _frames(source) + _sums(source)
             tried += _stranger(place, source, hello)
             grown = grown or _resident()  # what the first round takes is no growth
         assert _resident() - grown < MOST_GROWTH_BYTES, "it takes more and more memory"
@@ -149,6 +151,64 @@ def _until_refused(source: random.Random, most: int) -> int:
             _feed(readers[end], end, data)
     except ProtocolError:
         link.cut()
+    return done
+
+
+class _Staged(RoundMemory):
+    """A table of rounds to which each host adds ones."""
+
+    def __init__(self, source: random.Random) -> None:
+        self.elements, self.chunk, self.dtype = 40, 16, np.dtype("float32")
+        self.wire, self.extra = Wire.of(source.choice((*NAMES, "topk:1")), "float32"), source.choice((0, 2))
+
+    def members(self, number: int) -> int | None:
+        return 1
+
+    def wanted(self, number: int) -> bool:
+        return True
+
+    def decide(self, number: int, members: int) -> int:
+        return members
+
+    def fold(self, number: int, chunk: int, members: int, total: np.ndarray, count: int) -> int:
+        total[:] = total + 1 if count else 1
+        return count + 1
+
+    def take(self, number: int, chunk: int, total: np.ndarray, count: int) -> None:
+        assert total.size >= min(self.chunk, self.elements - chunk * self.chunk) or not count
+
+
+def _sums(source: random.Random) -> int:
+    """The middle of a chain of three hosts, whose neighbours send any sums and totals, each until that is refused."""
+    done = 0
+    while done < _FRAMES_AT_ONCE:
+        staged, rounds = _Staged(source), Rounds(1, range(3), lambda peer: None)
+        ends = [Neighbour(rounds, peer) for peer in (0, 2)]
+        rounds.attach(1, staged)
+        rounds.begin(1)
+        table = rounds.tables[1]
+        try:
+            for end in ends:
+                end.connect(1)
+                _feed(Reader(), end, Header(AT, table=1, length=32, number=1).pack() + REACHED.pack(0, 0, 40, 0, 16))
+            for _ in range(_FRAMES_AT_ONCE):
+                done += 1
+                end = source.choice(ends)
+                kind, last = (SUM, table.received) if end is ends[0] else (TOTAL, table.arrived)
+                number = (last % table.chunks, last >= table.chunks)
+                native = 4 * (min(16, 40 - 16 * number[0]) + staged.extra * number[1])
+                code = source.choice((NATIVE, staged.wire.number if number[1] else NATIVE))
+                longest_one = longest(code, min(16, 40 - 16 * number[0]), 4) + 4 * staged.extra
+                length = source.choice((native, longest_one, longest_one, source.randrange(200)))
+                flags = code << 3 | (last + 1 - table.arrived << 8 if kind == SUM else 0)
+                body = source.randbytes(length) if source.random() < 0.5 else bytes(length)
+                header = Header(kind, 0, flags, 1, 1, length, last + 1, end._received + 1, end._sent)
+                _feed(Reader(), end, header.pack() + body)
+                for each in ends:
+                    while each.next(0.0) is not None:
+                        pass
+        except ProtocolError:
+            continue
     return done
 
 
