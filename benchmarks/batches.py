@@ -12,7 +12,6 @@ fixed beforehand (`mv.shard`), in turns.
 from __future__ import annotations
 
 import argparse
-import json
 import platform
 import statistics
 import time
@@ -20,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import multiverso as mv
+from report import give_report
 
 WORKERS = 4
 SLOW = 3
@@ -76,10 +76,7 @@ def main() -> None:
         "fixed_parts_over_ideal": round(median["parts"] / ideal, 3),
         "batches_of_each_worker": [result["batches"] for result in results],
     }
-    text = json.dumps(report, indent=2)
-    print(text)
-    if options.out:
-        options.out.write_text(text + "\n")
+    give_report(report, options.out, indent=2)
 
 
 if __name__ == "__main__":

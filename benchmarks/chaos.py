@@ -21,7 +21,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import json
 import mmap
 import os
 import platform
@@ -45,6 +44,7 @@ from multiverso.errors import NodeLostError, WorkerLostError
 from multiverso.kernels import dense, rows
 from multiverso.kernels.rounds import calls as rounds
 from multiverso.runtime import Node, Session
+from report import give_report
 
 WORKERS = 4
 SIZE, ROWS, COLUMNS = 40_000, 200, 30
@@ -532,11 +532,7 @@ def main() -> NoReturn:
         "trouble": trouble,
         "machine": {"cores": os.cpu_count(), "platform": platform.platform(), "load": os.getloadavg()},
     }
-    text = json.dumps(result, indent=1)
-    print(text)
-    if options.json:
-        options.json.parent.mkdir(parents=True, exist_ok=True)
-        options.json.write_text(text + "\n")
+    give_report(result, options.json)
     clean = not (trouble or wrong or any(result["left_behind"].values()))
     raise SystemExit(0 if clean else 1)
 

@@ -35,7 +35,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import json
 import mmap
 import os
 import platform
@@ -63,6 +62,7 @@ from multiverso.hosts.roster import Roster
 from multiverso.hosts.transport.credentials import new_credentials
 from multiverso.runtime import Node, Session
 from multiverso.runtime.several_hosts.other_hosts import other_hosts_of
+from report import give_report
 
 KINDS = ("worker", "node", "host", "coordinator", "stall")
 MODES: dict[str, dict[str, Any]] = {
@@ -634,11 +634,7 @@ def main() -> NoReturn:
         "trouble": trouble,
         "machine": {"cores": os.cpu_count(), "platform": platform.platform(), "load": os.getloadavg()},
     }
-    text = json.dumps(result, indent=1)
-    print(text)
-    if options.json:
-        options.json.parent.mkdir(parents=True, exist_ok=True)
-        options.json.write_text(text + "\n")
+    give_report(result, options.json)
     sys.exit(bool(trouble or any(result["left_behind"].values())))
 
 

@@ -21,13 +21,13 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import json
 import os
 import random
 import signal
 import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -38,6 +38,7 @@ from multiverso.layout import keyed as layout
 from multiverso.layout.keyed import at
 from multiverso.memory.words import load64
 from multiverso.runtime import Node, Session
+from report import give_report
 from stepping import kill_at
 
 DIM, OWN, HOT, EACH = 5, 160, 400, 80
@@ -304,17 +305,13 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--stepped", type=float, default=0.0, help="share of the kills")
     parser.add_argument("--break", dest="broken", choices=("all",))
-    parser.add_argument("--json")
+    parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     context.set_forkserver_preload(["multiverso", "chaos_keyed"])
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, sys.path))
     broken = options.broken is not None
     result = {"seed": options.seed, **run(options.kills, options.workers, options.seed, options.stepped, broken)}
-    text = json.dumps(result)
-    print(text)
-    if options.json:
-        with open(options.json, "w") as file:
-            file.write(text + "\n")
+    give_report(result, options.json)
     return int(any(result["broken"].values()))
 
 

@@ -17,7 +17,6 @@ a dead one has memory of its own while readers still have the dead one's.
 from __future__ import annotations
 
 import argparse
-import json
 import multiprocessing
 import os
 import random
@@ -34,6 +33,7 @@ from multiverso.errors import StartupError
 from multiverso.kernels import publications as kernels
 from multiverso.publications import Publication, subscribe
 from multiverso.wire import publications as names
+from report import give_report
 
 SECONDS = 600.0
 LOOK_SECONDS = 10.0  # between two looks at the memory of all processes
@@ -223,11 +223,7 @@ def main() -> int:
         "longest_seconds_to_another_publisher": round(longest, 3),
         "seconds": round(time.monotonic() - began, 1),
     }
-    text = json.dumps(result, indent=1)
-    print(text)
-    if options.json:
-        options.json.parent.mkdir(parents=True, exist_ok=True)
-        options.json.write_text(f"{text}\n")
+    give_report(result, options.json)
     return int(wrong > 0 or bool(left))
 
 

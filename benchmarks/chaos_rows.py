@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import json
 import multiprocessing
 import os
 import random
@@ -20,6 +19,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -28,6 +28,7 @@ import multiverso as mv
 from multiverso.layout import words as at
 from multiverso.memory.words import load64
 from multiverso.runtime import Node, Session
+from report import give_report
 from stepping import kill_at
 
 ROWS, COLUMNS, BATCH = 4_000, 32, 8192
@@ -232,16 +233,12 @@ def main() -> int:
     parser.add_argument("--workers", type=int, default=3)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--stepped", type=float, default=0.0, help="share of the kills")
-    parser.add_argument("--json")
+    parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     context.set_forkserver_preload(["multiverso", __file__.rpartition("/")[2].removesuffix(".py")])
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, sys.path))
     result = {"seed": options.seed, **run(options.kills, options.workers, options.seed, options.stepped)}
-    text = json.dumps(result)
-    print(text)
-    if options.json:
-        with open(options.json, "w") as file:
-            file.write(text + "\n")
+    give_report(result, options.json)
     return int(bool(result["wrong"] or result["torn"] or result["held"]))
 
 

@@ -22,7 +22,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import itertools
-import json
 import mmap
 import os
 import platform
@@ -56,6 +55,7 @@ from multiverso.hosts.transport.listener import open_port
 from multiverso.runtime import Node, Session
 from multiverso.runtime.several_hosts.other_hosts import OtherHosts
 from namespaces import enter, ip
+from report import give_report
 
 MODES: dict[str, dict[str, Any]] = {"async": {}, "bounded": {"staleness": 2}, "sync": {"sync": True}}
 MOST_HOSTS, MOST_WORKERS = 3, 6
@@ -528,11 +528,7 @@ def main() -> NoReturn:
         "trouble": runs.trouble,
         "machine": {"cores": os.cpu_count(), "platform": platform.platform(), "load": os.getloadavg()},
     }
-    text = json.dumps(result, indent=1)
-    print(text)
-    if options.json:
-        options.json.parent.mkdir(parents=True, exist_ok=True)
-        options.json.write_text(text + "\n")
+    give_report(result, options.json)
     sys.exit(bool(runs.trouble or any(result["left_behind"].values())))
 
 

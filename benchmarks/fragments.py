@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from namespaces import bytes_a_second, congestion_control, inside, mpi_results, two_hosts
+from report import give_report
 
 EVERY = 20
 VARIANTS: dict[str, dict[str, Any]] = {
@@ -166,10 +167,7 @@ def main() -> None:
             for variant, found in runs.items()
         },
     }
-    text = json.dumps(report, indent=1)
-    print(text)
-    if options.out:
-        options.out.write_text(text + "\n")
+    give_report(report, options.out)
 
 
 if __name__ == "__main__":

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import json
 import os
 import platform
 import random
@@ -29,6 +28,7 @@ import numpy as np
 
 import multiverso as mv
 from quorum import ERRATIC, SLOW, WORKERS
+from report import give_report
 from tasks import TASKS
 
 MODES: dict[str, dict[str, Any]] = {
@@ -181,10 +181,7 @@ def main() -> None:
     first = next(iter(report["modes"].values()))["minibatches_a_second"]["mean"]
     for mode in report["modes"].values():
         mode["of_the_first_mode"] = round(mode["minibatches_a_second"]["mean"] / first, 3)
-    text = json.dumps(report, indent=1)
-    print(text)
-    if options.out:
-        options.out.write_text(text + "\n")
+    give_report(report, options.out)
 
 
 if __name__ == "__main__":

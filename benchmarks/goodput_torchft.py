@@ -39,6 +39,7 @@ import numpy as np
 
 from goodput import begun, interval
 from quorum import ERRATIC, SLOW, WORKERS
+from report import give_report
 from tasks import softmax
 
 MODES = {"at least 1": 1, "at least 6": 6}  # workers in a step that may be committed
@@ -224,10 +225,7 @@ def main() -> None:
             "validation_loss": interval([one["loss"] for one in found], 4) if reached else None,
             "validation_accuracy": interval([one["accuracy"] for one in found], 2) if reached else None,
         }
-    text = json.dumps(report, indent=1)
-    print(text)
-    if options.out:
-        options.out.write_text(text + "\n")
+    give_report(report, options.out)
 
 
 if __name__ == "__main__":

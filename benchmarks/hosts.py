@@ -28,7 +28,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import json
 import multiprocessing
 import os
 import socket
@@ -58,6 +57,7 @@ from multiverso.memory.segment import Segment
 from multiverso.shards.shard import Shard, initialise
 from multiverso.spec.table import Places, TableSpec
 from namespaces import ADDRESSES, congestion_control, enter, own_loopback, two_hosts
+from report import give_report
 
 _PIECE = 4 << 20
 _CHUNK = 1 << 18  # floats of a chunk
@@ -371,12 +371,8 @@ def main() -> None:
         own_loopback(options.control)
     with two_hosts(options.link, options.control) if options.link else contextlib.nullcontext(["", ""]) as namespaces:
         result = measure(Both(namespaces), options.quick)
-    text = json.dumps(
-        {"link": options.link or "loopback", "congestion_control": congestion_control(), **result}, indent=1
-    )
-    if options.output:
-        options.output.write_text(text + "\n")
-    print(text)
+    found = {"link": options.link or "loopback", "congestion_control": congestion_control(), **result}
+    give_report(found, options.output)
 
 
 def own_rates(runs: dict[str, list[Any]], seconds: float) -> dict[str, Any]:

@@ -13,7 +13,6 @@ is a rehearsal but the machine. Every variant trains for the same time on scikit
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import signal
 import statistics
@@ -23,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from namespaces import congestion_control, mpi_results, sent, two_hosts
+from report import give_report
 
 VARIANTS: dict[str, dict[str, str]] = {
     "one host": {},
@@ -116,7 +116,7 @@ def main() -> None:
         for seed in range(options.repeats):
             for variant, found in runs.items():
                 found.append(train(names, Path(folder), variant, options.seconds, options.width, seed))
-    text = json.dumps(
+    give_report(
         {
             "rate": options.rate,
             "congestion_control": congestion_control(),
@@ -126,11 +126,9 @@ def main() -> None:
             "repeats": options.repeats,
             "variants": [{"variant": variant, **mean(found)} for variant, found in runs.items()],
         },
+        options.output,
         indent=2,
     )
-    print(text)
-    if options.output:
-        options.output.write_text(text + "\n")
 
 
 if __name__ == "__main__":

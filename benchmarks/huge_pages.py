@@ -8,13 +8,14 @@ The node would make the pages huge in the background; here the worker does, at o
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import time
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+
+from report import give_report
 
 COLUMNS, BATCH = 64, 10_000
 
@@ -72,10 +73,7 @@ def main() -> None:
         "seconds to make them": round(took, 2),
         "times as quick": {name: round(small[name][1] / large[name][1], 2) for name in small},
     }
-    text = json.dumps(result, indent=1)
-    print(text)
-    if options.output:
-        options.output.write_text(text + "\n")
+    give_report(result, options.output)
 
 
 if __name__ == "__main__":

@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 
 import multiverso as mv
+from report import give_report
 
 DIM, BATCH, LOOKUP = 16, 10_000, 100
 HUGE_SECONDS = 60.0  # to wait for the node at most
@@ -226,7 +227,7 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--keys", type=float, nargs="*")
     parser.add_argument("--only", choices=("sizes", "growth", "increments"))
-    parser.add_argument("--output")
+    parser.add_argument("--output", type=Path)
     options = parser.parse_args()
     sizes = [int(n) for n in options.keys or ((1e5, 3e5) if options.quick else (1e5, 1e6, 1e7))]
     result: dict[str, Any] = {"dim": DIM, "batch": BATCH}
@@ -240,10 +241,7 @@ def main() -> None:
         print(json.dumps(result["growth"]), file=sys.stderr, flush=True)
     if options.only in (None, "increments"):
         result["increments"] = together(mv.run(increments, 2, (min(sizes[-1], 1_000_000),)))
-    text = json.dumps(result, indent=1)
-    print(text)
-    if options.output:
-        Path(options.output).write_text(text + "\n")
+    give_report(result, options.output)
 
 
 if __name__ == "__main__":

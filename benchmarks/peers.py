@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
-import json
 import os
 import platform
 import statistics
@@ -27,6 +26,7 @@ from pathlib import Path
 import numpy as np
 
 import multiverso as mv
+from report import give_report
 
 SIZES = {1_000: 300, 100_000: 60, 1_000_000: 20, 10_000_000: 4}  # floats: times in a turn
 TURNS = 3
@@ -257,10 +257,7 @@ def main() -> None:
             "versions": versions,
             "floats": found,
         }
-        text = json.dumps(result)
-        print(text, flush=True)
-        if chosen.json:
-            chosen.json.write_text(text + "\n")
+        give_report(result, chosen.json)
     mv.shutdown()
 
 

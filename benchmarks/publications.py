@@ -15,7 +15,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import ctypes
-import json
 import mmap
 import os
 import secrets
@@ -35,6 +34,7 @@ import numpy as np
 import multiverso as mv
 from multiverso.memory.words import bump_and_wake, load32, load64, store32, store64, wait_for_change
 from namespaces import address_in_star, bytes_a_second, enter, inside, ip, star
+from report import give_report
 
 CUT_SECONDS = 6.0  # longer than a connection is silent before it ends: the chain of differences is cut, too
 READER = """
@@ -345,10 +345,7 @@ def main() -> int:
     if not options.only_following:
         found |= cost(options.megabytes, options.rounds) | wakes(300) | memory(options.megabytes, options.readers)
     found["following"] = following(options.versions, options.hosts, options.link)
-    text = json.dumps(found, indent=1)
-    print(text)
-    if options.json:
-        options.json.write_text(f"{text}\n")
+    give_report(found, options.json)
     return int(found["following"]["wrong"] > 0)
 
 

@@ -12,7 +12,6 @@ same processes. How often each worker was late for a round is told, too.
 from __future__ import annotations
 
 import argparse
-import json
 import platform
 import statistics
 import time
@@ -22,6 +21,7 @@ from typing import Any
 import numpy as np
 
 import multiverso as mv
+from report import give_report
 
 WORKERS = 8
 SLOW, ERRATIC = 7, 6
@@ -112,10 +112,7 @@ def main() -> None:
             "minibatches_of_each": [statistics.median(run[1] for run in one[mode]) for one in runs],
             "late_of_each": [statistics.median(run[2] for run in one[mode]) for one in runs],
         }
-    text = json.dumps(report, indent=1)
-    print(text)
-    if options.out:
-        options.out.write_text(text + "\n")
+    give_report(report, options.out)
 
 
 if __name__ == "__main__":

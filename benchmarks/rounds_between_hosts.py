@@ -35,6 +35,7 @@ import numpy as np
 
 from namespaces import ADDRESSES, congestion_control, two_hosts
 from processes import processor_seconds
+from report import give_report
 
 _MEETING, _ROOT = "MULTIVERSO_BENCHMARK_MEETING", "MULTIVERSO_BENCHMARK_ROOT"
 _CHUNK = 1 << 17  # floats of a chunk
@@ -260,10 +261,7 @@ def main() -> None:
         "link": link,
         "floats": json.loads(done.stdout[done.stdout.index("{") : done.stdout.rindex("}") + 1]),
     }
-    text = json.dumps(report, indent=2)
-    print(text)
-    if options.output:
-        options.output.write_text(text + "\n")
+    give_report(report, options.output, indent=2)
 
 
 if __name__ == "__main__":

@@ -28,6 +28,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 import multiverso as mv
+from report import give_report
 
 ROWS, COLUMNS = 100_000, 64
 BATCHES = (100, 1_000, 10_000)
@@ -244,7 +245,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--realtime", action="store_true", help="nothing else runs where it measures")
-    parser.add_argument("--output")
+    parser.add_argument("--output", type=Path)
     parser.add_argument("--old", help="another version's interpreter")
     parser.add_argument("--one", nargs=3, metavar=("BATCH", "KIND", "SECONDS"), help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -274,11 +275,7 @@ def main() -> None:
             kind: speed_up(1_000, kind, 0.02, 15 if options.quick else 60, options.realtime) for kind in KINDS
         },
     }
-    text = json.dumps(result, indent=1)
-    print(text)
-    if options.output:
-        with open(options.output, "w") as file:
-            file.write(text + "\n")
+    give_report(result, options.output)
 
 
 if __name__ == "__main__":

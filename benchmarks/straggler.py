@@ -11,7 +11,6 @@ the time from the first minibatch until the shared parameters reach a fixed vali
 from __future__ import annotations
 
 import argparse
-import json
 import platform
 import statistics
 import time
@@ -21,6 +20,7 @@ from typing import Any
 import numpy as np
 
 import multiverso as mv
+from report import give_report
 
 WORKERS = 4
 SLOW = 3  # the slowed worker; the master is a quick one
@@ -146,11 +146,7 @@ def main() -> None:
             mode: round(result["seconds"] / alike[mode]["seconds"], 2) for mode, result in with_straggler.items()
         },
     }
-    text = json.dumps(report, indent=1)
-    print(text)
-    if options.out:
-        options.out.parent.mkdir(parents=True, exist_ok=True)
-        options.out.write_text(text + "\n")
+    give_report(report, options.out)
 
 
 if __name__ == "__main__":

@@ -6,7 +6,6 @@ python benchmarks/tables.py [--quick] [--output FILE]
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import statistics
 import sys
@@ -18,6 +17,7 @@ from typing import Any
 
 from multiverso.bench import FULL, QUICK, measure, render
 from multiverso.launch import run
+from report import give_report
 
 
 def gloo(sizes: list[int], elements_a_size: int, rank_file: str) -> list[dict[str, Any]]:
@@ -91,11 +91,7 @@ def main() -> None:
             f"{row['workers']} workers, {row['elements']:,}: round {row['round_microseconds']:,.0f} us, "
             f"gloo {row['gloo_all_reduce_microseconds']:,.0f} us, {row['gloo_over_round']:.2f}x"
         )
-    text = json.dumps(result, indent=1)
-    if options.output is not None:
-        options.output.parent.mkdir(parents=True, exist_ok=True)
-        options.output.write_text(text + "\n")
-    sys.stdout.write(text + "\n")
+    give_report(result, options.output)
 
 
 if __name__ == "__main__":

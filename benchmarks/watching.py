@@ -10,7 +10,6 @@ another while `/metrics` is read without a pause; each answer has to be complete
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import random
 import re
@@ -24,6 +23,8 @@ import urllib.request
 from collections import Counter
 from pathlib import Path
 from typing import Any
+
+from report import give_report
 
 EXCHANGES = """
 import sys, time
@@ -149,10 +150,7 @@ def main() -> None:
             result["exchanges_a_second"] = cost(Path(folder), options.seconds, options.turns)
     if options.kills:
         result["scrapes"] = kills(options.kills)
-    text = json.dumps(result, indent=1)
-    print(text)
-    if options.out:
-        options.out.write_text(text + "\n")
+    give_report(result, options.out)
 
 
 if __name__ == "__main__":
