@@ -311,7 +311,7 @@ def main() -> int:
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, sys.path))
     broken = options.broken is not None
     result = {"seed": options.seed, **run(options.kills, options.workers, options.seed, options.stepped, broken)}
-    give_report(result, options.json)
+    give_report(result, options.json, indent=None)
     return int(any(result["broken"].values()))
 
 

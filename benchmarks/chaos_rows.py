@@ -238,7 +238,7 @@ def main() -> int:
     context.set_forkserver_preload(["multiverso", __file__.rpartition("/")[2].removesuffix(".py")])
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, sys.path))
     result = {"seed": options.seed, **run(options.kills, options.workers, options.seed, options.stepped)}
-    give_report(result, options.json)
+    give_report(result, options.json, indent=None)
     return int(bool(result["wrong"] or result["torn"] or result["held"]))
 
 

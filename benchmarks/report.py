@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 
-def give_report(report: Any, file: Path | None, indent: int = 1) -> None:
-    """Prints a report as JSON, and writes it to a file where one was asked for."""
+def give_report(report: Any, file: Path | None, indent: int | None = 1) -> None:
+    """Prints a report as JSON, with ``indent=None`` in one line, and writes it to a file where one was asked for."""
     text = json.dumps(report, indent=indent)
     print(text)
     if file:
