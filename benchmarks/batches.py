@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import multiverso as mv
-from report import give_report
+from reporting import give_report
 
 WORKERS = 4
 SLOW = 3

@@ -44,7 +44,7 @@ from multiverso.errors import NodeLostError, WorkerLostError
 from multiverso.kernels import dense, rows
 from multiverso.kernels.rounds import calls as rounds
 from multiverso.runtime import Node, Session
-from report import give_report
+from reporting import give_report
 
 WORKERS = 4
 SIZE, ROWS, COLUMNS = 40_000, 200, 30

@@ -62,7 +62,7 @@ from multiverso.hosts.roster import Roster
 from multiverso.hosts.transport.credentials import new_credentials
 from multiverso.runtime import Node, Session
 from multiverso.runtime.several_hosts.other_hosts import other_hosts_of
-from report import give_report
+from reporting import give_report
 
 KINDS = ("worker", "node", "host", "coordinator", "stall")
 MODES: dict[str, dict[str, Any]] = {

@@ -38,7 +38,7 @@ from multiverso.layout import keyed as layout
 from multiverso.layout.keyed import at
 from multiverso.memory.words import load64
 from multiverso.runtime import Node, Session
-from report import give_report
+from reporting import give_report
 from stepping import kill_at
 
 DIM, OWN, HOT, EACH = 5, 160, 400, 80

@@ -33,7 +33,7 @@ from multiverso.errors import StartupError
 from multiverso.kernels import publications as kernels
 from multiverso.publications import Publication, subscribe
 from multiverso.wire import publications as names
-from report import give_report
+from reporting import give_report
 
 SECONDS = 600.0
 LOOK_SECONDS = 10.0  # between two looks at the memory of all processes

@@ -28,7 +28,7 @@ import multiverso as mv
 from multiverso.layout import words as at
 from multiverso.memory.words import load64
 from multiverso.runtime import Node, Session
-from report import give_report
+from reporting import give_report
 from stepping import kill_at
 
 ROWS, COLUMNS, BATCH = 4_000, 32, 8192

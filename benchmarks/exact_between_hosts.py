@@ -55,7 +55,7 @@ from multiverso.hosts.transport.listener import open_port
 from multiverso.runtime import Node, Session
 from multiverso.runtime.several_hosts.other_hosts import OtherHosts
 from namespaces import enter, ip
-from report import give_report
+from reporting import give_report
 
 MODES: dict[str, dict[str, Any]] = {"async": {}, "bounded": {"staleness": 2}, "sync": {"sync": True}}
 MOST_HOSTS, MOST_WORKERS = 3, 6

@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from namespaces import bytes_a_second, congestion_control, inside, mpi_results, two_hosts
-from report import give_report
+from reporting import give_report
 
 EVERY = 20
 VARIANTS: dict[str, dict[str, Any]] = {

@@ -28,7 +28,7 @@ import numpy as np
 
 import multiverso as mv
 from quorum import ERRATIC, SLOW, WORKERS
-from report import give_report
+from reporting import give_report
 from tasks import TASKS
 
 MODES: dict[str, dict[str, Any]] = {

@@ -39,7 +39,7 @@ import numpy as np
 
 from goodput import begun, interval
 from quorum import ERRATIC, SLOW, WORKERS
-from report import give_report
+from reporting import give_report
 from tasks import softmax
 
 MODES = {"at least 1": 1, "at least 6": 6}  # workers in a step that may be committed

@@ -57,7 +57,7 @@ from multiverso.memory.segment import Segment
 from multiverso.shards.shard import Shard, initialise
 from multiverso.spec.table import Places, TableSpec
 from namespaces import ADDRESSES, congestion_control, enter, own_loopback, two_hosts
-from report import give_report
+from reporting import give_report
 
 _PIECE = 4 << 20
 _CHUNK = 1 << 18  # floats of a chunk

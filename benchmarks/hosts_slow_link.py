@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from namespaces import congestion_control, mpi_results, sent, two_hosts
-from report import give_report
+from reporting import give_report
 
 VARIANTS: dict[str, dict[str, str]] = {
     "one host": {},

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from report import give_report
+from reporting import give_report
 
 COLUMNS, BATCH = 64, 10_000
 

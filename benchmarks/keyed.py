@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 import multiverso as mv
-from report import give_report
+from reporting import give_report
 
 DIM, BATCH, LOOKUP = 16, 10_000, 100
 HUGE_SECONDS = 60.0  # to wait for the node at most

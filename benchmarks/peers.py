@@ -26,7 +26,7 @@ from pathlib import Path
 import numpy as np
 
 import multiverso as mv
-from report import give_report
+from reporting import give_report
 
 SIZES = {1_000: 300, 100_000: 60, 1_000_000: 20, 10_000_000: 4}  # floats: times in a turn
 TURNS = 3

@@ -34,7 +34,7 @@ import numpy as np
 import multiverso as mv
 from multiverso.memory.words import bump_and_wake, load32, load64, store32, store64, wait_for_change
 from namespaces import address_in_star, bytes_a_second, enter, inside, ip, star
-from report import give_report
+from reporting import give_report
 
 CUT_SECONDS = 6.0  # longer than a connection is silent before it ends: the chain of differences is cut, too
 READER = """

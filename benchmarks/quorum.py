@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 import multiverso as mv
-from report import give_report
+from reporting import give_report
 
 WORKERS = 8
 SLOW, ERRATIC = 7, 6

@@ -35,7 +35,7 @@ import numpy as np
 
 from namespaces import ADDRESSES, congestion_control, two_hosts
 from processes import processor_seconds
-from report import give_report
+from reporting import give_report
 
 _MEETING, _ROOT = "MULTIVERSO_BENCHMARK_MEETING", "MULTIVERSO_BENCHMARK_ROOT"
 _CHUNK = 1 << 17  # floats of a chunk

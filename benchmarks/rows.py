@@ -28,7 +28,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 import multiverso as mv
-from report import give_report
+from reporting import give_report
 
 ROWS, COLUMNS = 100_000, 64
 BATCHES = (100, 1_000, 10_000)

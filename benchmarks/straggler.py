@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 import multiverso as mv
-from report import give_report
+from reporting import give_report
 
 WORKERS = 4
 SLOW = 3  # the slowed worker; the master is a quick one

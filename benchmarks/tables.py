@@ -17,7 +17,7 @@ from typing import Any
 
 from multiverso.bench import FULL, QUICK, measure, render
 from multiverso.launch import run
-from report import give_report
+from reporting import give_report
 
 
 def gloo(sizes: list[int], elements_a_size: int, rank_file: str) -> list[dict[str, Any]]:

@@ -24,7 +24,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from report import give_report
+from reporting import give_report
 
 EXCHANGES = """
 import sys, time
