@@ -275,13 +275,17 @@ def test_the_grace_follows_a_workers_steps(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr("multiverso.consistency.quorum.time", clock)
     with Node(1) as node, Session(node.address, 0, sync=True, quorum=1, grace_seconds="auto") as session:
         table: Any = mv.ArrayTableHandler(1, session=session)
-        graces = []
+        graces, windows = [], []
         for milliseconds in (10, 30, 20, 20, 1000):
             now[0] += milliseconds * 1_000_000
             table.add([1.0])
             table.get()
             graces.append(table._how._progress[at.ROUND_GRACE] / 1e6)
+            line = table._how._line(0) + at.EXPECTED
+            windows.append([load64(line) / 1e6, load64(line + 8) / 1e6])
     assert graces == [0, 3, 2.5, 2, 2.5]  # of the steps from the first read on: a tenth of their median
+    # none before two reads; then the median of the steps behind the read, and the grace to both sides
+    assert windows == [[0, 0], [67, 73], [82.5, 87.5], [98, 102], [1102.5, 1107.5]]
 
 
 def test_who_is_not_nearly_as_fast_is_not_waited_for() -> None:
@@ -313,22 +317,6 @@ def test_the_grace_is_for_those_who_may_come_just_now() -> None:
         done.set()
 
     together(work, 3, sync=True, quorum=2, grace_seconds=1000)
-
-
-def test_the_window_follows_a_workers_steps(monkeypatch: pytest.MonkeyPatch) -> None:
-    now = [0]
-    clock = SimpleNamespace(monotonic_ns=lambda: now[0], sleep=time.sleep)
-    monkeypatch.setattr("multiverso.consistency.quorum.time", clock)
-    with Node(1) as node, Session(node.address, 0, sync=True, quorum=1, grace_seconds="auto") as session:
-        table: Any = mv.ArrayTableHandler(1, session=session)
-        windows = []
-        for milliseconds in (10, 30, 20, 20):
-            now[0] += milliseconds * 1_000_000
-            table.get()
-            line = table._how._line(0) + at.EXPECTED
-            windows.append([load64(line) / 1e6, load64(line + 8) / 1e6])
-    # none before two reads; then the median of the steps behind the read, and a tenth of it to both sides
-    assert windows == [[0, 0], [67, 73], [82.5, 87.5], [98, 102]]
 
 
 def test_a_replacement_that_has_been_in_fewer_barriers_closes_no_round_alone(monkeypatch: pytest.MonkeyPatch) -> None:

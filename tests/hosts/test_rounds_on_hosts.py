@@ -158,13 +158,14 @@ def test_a_worker_in_a_dead_ones_place_joins_the_next_round(monkeypatch: pytest.
         in_threads([session.shutdown for session in (*sessions, *gone)])
 
 
-def test_the_others_finish_a_round_without_a_lost_host_with_the_same_bits() -> None:
+@pytest.mark.parametrize("wire", ["native", "int8"])
+def test_the_others_finish_a_round_without_a_lost_host_with_the_same_bits(wire: str) -> None:
     size, last = 300_000, 30
     with rehearsal(1, 1, 1, on_lost="continue") as job:
         under_way = threading.Event()
 
         def work(worker_id: int) -> Any:
-            with job.session(worker_id, **SYNC) as session:
+            with job.session(worker_id, **SYNC, exchange=ExchangeOptions.of(wire=wire)) as session:
                 table = ArrayTableHandler(size, session=session)
                 rng, read = np.random.default_rng(worker_id), []
                 for number in range(last):
@@ -190,7 +191,10 @@ def test_the_others_finish_a_round_without_a_lost_host_with_the_same_bits() -> N
             part = rng.standard_normal(size).astype(np.float32)
             if worker_id != 1 or number < 5:
                 total = total + part
-        np.testing.assert_array_equal(first[0][number], total)
+        if wire == "native":
+            np.testing.assert_array_equal(first[0][number], total)
+        else:  # each host, the lost one too, has left out less than a step of 1/16 or two
+            np.testing.assert_allclose(first[0][number], total, atol=0.4)
 
 
 def test_a_lost_worker_ends_the_rounds_of_all_hosts_and_one_who_leaves_does_not() -> None:
