@@ -52,6 +52,7 @@ from multiverso.hosts.values.options import Every
 from multiverso.kernels import dense
 from multiverso.kernels.between_hosts import agreeing
 from multiverso.layout import words as at
+from multiverso.layout.worker_index import WorkerIndex
 from multiverso.memory import heap, words
 from multiverso.memory.segment import Segment
 from multiverso.shards.shard import Shard, initialise
@@ -59,6 +60,7 @@ from multiverso.spec.table import Places, TableSpec
 from namespaces import ADDRESSES, congestion_control, enter, own_loopback, two_hosts
 from reporting import give_report
 
+WORKERS = WorkerIndex(2)
 _PIECE = 4 << 20
 _CHUNK = 1 << 18  # floats of a chunk
 _RECORD = 1 << 14  # bytes, the longest of TLS
@@ -70,13 +72,13 @@ _REST_SECONDS, _LOOK_SECONDS = 0.1, 2e-5
 def table(elements: int) -> Shard:
     """A table as a node makes it."""
     spec = TableSpec("array", 1, elements)
-    descriptor = heap.create("benchmark", Places.of(spec, 2, False).size)
+    descriptor = heap.create("benchmark", Places.of(spec, WORKERS, False).size)
     try:
         memory = Segment(descriptor)
     finally:
         os.close(descriptor)
-    initialise(memory.address, spec, 1, 2, at.ASYNCHRONOUS)
-    return Shard(memory, spec, 2, at.ASYNCHRONOUS)
+    initialise(memory.address, spec, 1, WORKERS, at.ASYNCHRONOUS)
+    return Shard(memory, spec, WORKERS, at.ASYNCHRONOUS)
 
 
 class Host:

@@ -622,7 +622,7 @@ def test_nobody_is_given_up_for_a_moment_or_a_lock(tmp_path: Path, monkeypatch: 
                 session.barrier()
                 monkeypatch.setattr(periodic, "_STUCK_SECONDS", seconds)
                 if session.worker_id == 1:
-                    waits.begin_wait.compiled()(session.control.address, 1, kind, 0, 0)
+                    waits.begin_wait.compiled()(session.control.address, 1, kind, 0, 0, 0)
                     ready.set()
                     assert looked.wait(20)
                     looked.clear()

@@ -19,6 +19,7 @@ from multiverso.consistency.protocol import Call
 from multiverso.kernels import dense as dense_kernels
 from multiverso.kernels import locking
 from multiverso.layout import words as at
+from multiverso.layout.worker_index import WorkerIndex
 from multiverso.memory import heap, segment
 from multiverso.memory.words import load32, store32, store64
 from multiverso.shards.shard import Shard, initialise
@@ -28,6 +29,7 @@ from multiverso.updaters import Updater
 
 pytestmark = pytest.mark.usefixtures("fresh")
 WORKERS = 3
+INDEX = WorkerIndex(WORKERS)
 one_stripe = Partition.of(TableSpec("array", 1, 10**6)).stripe_size
 SIZES = (1, 2, 15, 1000, one_stripe - 1, one_stripe, one_stripe + 1, 3 * one_stripe + 7)
 _segments: list[int] = []
@@ -58,12 +60,12 @@ def fresh() -> Any:
 
 
 def table(spec: TableSpec, mode: str = "async") -> Shard:
-    places = Places.of(spec, WORKERS, mode == "sync")
+    places = Places.of(spec, INDEX, mode == "sync")
     descriptor = heap.create("kernels", places.size)
     _segments.append(descriptor)
     memory = segment.Segment(descriptor)
-    initialise(memory.address, spec, 1, WORKERS, MODES[mode].code)
-    return Shard(memory, spec, WORKERS, MODES[mode].code)
+    initialise(memory.address, spec, 1, INDEX, MODES[mode].code)
+    return Shard(memory, spec, INDEX, MODES[mode].code)
 
 
 def numbers(size: int, dtype: str, seed: int = 0) -> Any:

@@ -19,6 +19,7 @@ from multiverso.errors import DeadlockError, InterruptedRoundError, NotInThisJob
 from multiverso.kernels.keyed import rounds as kernels
 from multiverso.layout import words as at
 from multiverso.layout.keyed import at as keyed
+from multiverso.layout.worker_index import WorkerIndex
 from multiverso.memory.words import load64, store32, store64
 from multiverso.runtime import Node, Session
 from multiverso.shards import shard as shards
@@ -287,7 +288,7 @@ class Folding:
         spec = TableSpec("array", 1, kernels.PARTS, "int64")
         self.table = np.zeros(1 << 20, np.uint8)
         self.base = self.table.ctypes.data
-        shards.initialise(self.base, spec, 1, 3, at.SYNCHRONOUS)
+        shards.initialise(self.base, spec, 1, WorkerIndex(3), at.SYNCHRONOUS)
         self.logs = np.zeros(4 << 16, np.uint8)
         for word, value in (
             (kernels.STRIDE, 1 << 16),

@@ -28,7 +28,7 @@ def test_every_word_is_known_by_its_name_and_none_overlaps(name: str) -> None:
 
 
 def test_words_of_different_writers_lie_on_different_cache_lines() -> None:
-    lines = [{at.EVENT}, {at.WAITERS}, {at.CAPACITY, at.CONTINUE_WITHOUT_LOST}, {at.NODE_LIFE}]
+    lines = [{at.EVENT}, {at.WAITERS}, {at.CAPACITY, at.CONTINUE_WITHOUT_LOST, at.NODE_BLOCK}, {at.NODE_LIFE}]
     numbers = [{offset // CACHE_LINE for offset in line} for line in lines]
     assert all(len(found) == 1 for found in numbers)
     assert len(set.union(*numbers)) == len(lines)

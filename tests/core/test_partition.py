@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from multiverso.errors import DtypeMismatchError, ShapeMismatchError, StartupError
 from multiverso.layout import words as at
+from multiverso.layout.worker_index import WorkerIndex
 from multiverso.spec.modes import MODES, chosen_mode
 from multiverso.spec.table import DTYPES, Partition, Places, TableSpec, checked_count, checked_dtype
 
@@ -54,7 +55,7 @@ def test_a_row_is_never_cut_and_a_stripe_is_as_large_as_may_be(spec: TableSpec) 
 
 @given(specs, st.integers(1, at.MAX_WORKERS), st.booleans())
 def test_the_parts_of_a_table_do_not_overlap(spec: TableSpec, workers: int, synchronous: bool) -> None:
-    places = Places.of(spec, workers, synchronous)
+    places = Places.of(spec, WorkerIndex(workers), synchronous)
     whole = spec.elements * spec.itemsize
     parts = [(0, at.TABLE_HEADER), (places.lines, (workers + 1) * at.LINE_STRIDE)]
     if not synchronous:

@@ -281,7 +281,7 @@ def test_the_grace_follows_a_workers_steps(monkeypatch: pytest.MonkeyPatch) -> N
             table.add([1.0])
             table.get()
             graces.append(table._how._progress[at.ROUND_GRACE] / 1e6)
-            line = table._how._line(0) + at.EXPECTED
+            line = table._how.access.line + at.EXPECTED
             windows.append([load64(line) / 1e6, load64(line + 8) / 1e6])
     assert graces == [0, 3, 2.5, 2, 2.5]  # of the steps from the first read on: a tenth of their median
     # none before two reads; then the median of the steps behind the read, and the grace to both sides
@@ -616,7 +616,7 @@ def test_a_rule_is_relative_to_what_was_set_last() -> None:
         ({"quorum": 2}, "sync=True"),
         ({"sync": True, "quorum": 0}, "quorum is a number of workers"),
         ({"sync": True, "quorum": True}, "quorum is a number of workers"),
-        ({"sync": True, "quorum": 65}, "quorum is a number of workers"),
+        ({"sync": True, "quorum": 4097}, "quorum is a number of workers"),
         ({"sync": True, "quorum": 1.5}, "quorum is a number of workers"),
         ({"sync": True, "quorum": float("nan")}, "quorum is a number of workers"),
         ({"sync": True, "quorum": "half"}, "quorum is a number of workers"),

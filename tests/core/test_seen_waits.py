@@ -191,7 +191,7 @@ def test_waits_are_never_read_half_written() -> None:
 
         def write() -> None:
             for number in range(20_000):
-                waits.begin_wait.compiled()(control.address, 0, at.FOR_LOCK, number, number)
+                waits.begin_wait.compiled()(control.address, 0, at.FOR_LOCK, number, 0, number)
             stop.set()
 
         def read() -> None:

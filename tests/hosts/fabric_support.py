@@ -14,13 +14,14 @@ from multiverso.deadline import Deadline
 from multiverso.hosts.fabric import Fabric
 from multiverso.hosts.transport.credentials import Credentials, new_credentials
 from multiverso.layout import words as at
+from multiverso.layout.worker_index import WorkerIndex
 from multiverso.memory import heap, words
 from multiverso.memory.segment import Segment
 from multiverso.shards.shard import Shard, initialise
 from multiverso.spec.table import Places, TableSpec
 
 SECONDS = 60.0
-WORKERS = 2
+WORKERS = WorkerIndex(2)
 
 
 def new_shard(spec: TableSpec, number: int = 1) -> Shard:
@@ -43,8 +44,8 @@ class Adder:
 
         self._shard, self._worker, self._call = shard, worker_id, Call()
         self._add = dense.add.compiled(shard.spec.dtype)
-        self._control = np.zeros(at.control_bytes(WORKERS) // 8, np.int64)
-        for number in range(WORKERS + 1):
+        self._control = np.zeros(at.control_bytes(WORKERS.workers) // 8, np.int64)
+        for number in range(WORKERS.workers + 1):
             block = int(self._control.ctypes.data) + at.worker_block(number)
             words.store64(block + at.ATTACHMENT, 1)
             words.store32(block + at.LIVENESS, at.ALIVE)

@@ -13,7 +13,6 @@ from multiverso.runtime.discovery import environment
 from multiverso.runtime.discovery.environment import JobInfo, discover, socket_name
 from multiverso.runtime.discovery.meetings import meeting
 from multiverso.runtime.job.processes import Ancestor, ancestors
-from multiverso.runtime.joining import join
 
 TORCHRUN = {
     "RANK": "1",
@@ -286,12 +285,6 @@ def test_ancestors_of_a_real_process() -> None:
     command = [sys.executable, "-c", code]
     child = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
     assert [int(pid) for pid in child.stdout.split()][:2] == [os.getpid(), os.getppid()]
-
-
-def test_more_workers_than_a_host_may_run_are_refused_at_once() -> None:
-    environ = {**OPENMPI, "OMPI_COMM_WORLD_SIZE": "65", "OMPI_COMM_WORLD_LOCAL_SIZE": "65"}
-    with pytest.raises(StartupError, match=r"1 to 64 workers, .*; openmpi has started 65: start fewer"):
-        join(environ)
 
 
 def test_an_init_after_shutdown_waits_for_the_port_of_the_job_before(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,8 +1,10 @@
 """Every way to start gives the same job: exact sums, in asynchronous and in synchronous mode."""
 
 import os
+import signal
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -245,3 +247,36 @@ mv.init()
     done = multiverso("run", "-n", 2, job)
     assert done.returncode == 1
     assert "WorkerLostError" in done.stderr
+
+
+def test_a_node_ends_soon_whose_worker_was_killed_before_it_came(tmp_path: Path) -> None:
+    """It waited two minutes for the first worker."""
+    text = """
+import os, signal
+import multiverso as mv
+from multiverso.runtime import joining
+
+def die(*arguments, **options):
+    os.kill(os.getpid(), signal.SIGKILL)
+
+joining.Session = die
+mv.init()
+"""
+    rank = {"RANK": "0", "SIZE": "2", "LOCAL_RANK": "0", "LOCAL_SIZE": "2"}
+    env = environ(PMIX_NAMESPACE=str(tmp_path), **{f"OMPI_COMM_WORLD_{name}": value for name, value in rank.items()})
+    command_line = [sys.executable, script(tmp_path, text)]
+    done = subprocess.run(command_line, capture_output=True, text=True, timeout=SECONDS, check=False, env=env)
+    assert done.returncode == -signal.SIGKILL, done.stderr
+    (node,) = nodes_of(tmp_path)
+    assert not wait_until_gone([node])
+
+
+def nodes_of(folder: Path) -> list[int]:
+    """The nodes of jobs that a test has given its folder's name."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        with suppress(OSError):
+            ours = str(folder).encode() in (entry / "environ").read_bytes()
+            if ours and b"node_process" in (entry / "cmdline").read_bytes():
+                found.append(int(entry.name))
+    return found

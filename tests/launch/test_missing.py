@@ -134,7 +134,7 @@ MANY: dict[str, dict[str, str]] = {
 
 @pytest.mark.parametrize("launcher", MANY)
 def test_more_workers_than_a_host_runs_are_refused_in_words(launcher: str) -> None:
-    with pytest.raises(StartupError, match=f"1 to 64 workers, .*; {launcher} has started 65: start fewer"):
+    with pytest.raises(StartupError, match=f"1 to 64 workers .*; {launcher} has started 65 here, of 65: start fewer"):
         join(MANY[launcher])
 
 

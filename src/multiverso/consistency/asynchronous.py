@@ -30,7 +30,7 @@ class Asynchronous:
 
     def __init__(self, access: TableAccess) -> None:
         self.access = access
-        self._control, self._base, self._me = access.control, access.base, access.worker_id
+        self._control, self._base, self._me = access.control, access.base, access.me
         self._update = access.update
         dtype = access.spec.dtype
         locking.enter.compiled()(self._control, self._base, self._me)

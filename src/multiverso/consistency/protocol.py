@@ -26,6 +26,7 @@ import numpy.typing as npt
 from multiverso.deadline import Deadline
 from multiverso.errors import RowIdError
 from multiverso.layout import words as at
+from multiverso.layout.worker_index import WorkerIndex
 from multiverso.memory.words import load64
 from multiverso.spec.modes import Quorum
 from multiverso.spec.table import TableSpec
@@ -82,6 +83,7 @@ class TableAccess:
         control: address of the job's control segment.
         base: address of the table's first byte.
         worker_id: this worker's number.
+        index: which line of the table is whose.
         update: address of the updater's compiled loop; 0 for plain adding.
         spec: the table.
         name: what error messages call it.
@@ -100,6 +102,7 @@ class TableAccess:
     control: int
     base: int
     worker_id: int
+    index: WorkerIndex
     update: int
     spec: TableSpec
     name: str
@@ -114,9 +117,22 @@ class TableAccess:
     replay: Path | None = None
 
     @property
+    def me(self) -> int:
+        """This worker's index, as kernels know it."""
+        return self.index.of(self.worker_id)
+
+    @property
     def line(self) -> int:
         """Address of this worker's line of the table."""
-        return self.base + load64(self.base + at.LINES) + at.LINE_STRIDE * self.worker_id
+        return self.line_of(self.worker_id)
+
+    def line_of(self, worker_id: int) -> int:
+        """Address of a worker's line of the table."""
+        return self.base + load64(self.base + at.LINES) + at.LINE_STRIDE * self.index.of(worker_id)
+
+    def block_of(self, worker_id: int) -> int:
+        """Address of a worker's block in the control segment."""
+        return self.control + at.worker_block(self.index.of(worker_id))
 
 
 def refuse_bad_rows(ids: RowIds, spec: TableSpec) -> None:

@@ -38,11 +38,11 @@ class QuorumRounds(Synchronous):
         super().__init__(access)
         assert access.quorum is not None
         self._plan = self._record = None
-        number, self._workers = load64(self._base + at.TABLE_ID), load64(self._base + at.TABLE_WORKERS)
+        number, self._workers = load64(self._base + at.TABLE_ID), access.index.workers
         if access.replay is not None:
-            self._plan = recording.read_plan(access.replay, number, access.name, self._workers, self._me)
+            self._plan = recording.read_plan(access.replay, number, access.name, self._workers, access.worker_id)
         if access.record is not None:
-            self._record = recording.begin(access.record, number, self._me)
+            self._record = recording.begin(access.record, number, access.worker_id, self._workers)
         self._reads: list[tuple[int, int]] = []
         self._progress = np.zeros(at.QUORUM_WORDS, np.int64)
         self._progress[at.ROUND_NEEDED] = access.quorum.needed
@@ -126,7 +126,8 @@ class QuorumRounds(Synchronous):
         done = int(self._progress[at.ROUND_READS])
         if self._plan is not None and done >= len(self._plan.reads):
             raise MultiversoError(
-                f"the recorded run ends here for worker {self._me}: it has read {self.access.name} {done} times in it"
+                f"the recorded run ends here for worker {self.access.worker_id}: it has read {self.access.name} "
+                f"{done} times in it"
             )
         super()._read(reading, come, deadline)
         if self._plan is not None:
@@ -161,16 +162,13 @@ class QuorumRounds(Synchronous):
     def _gone(self, workers: int, number: int, word: int) -> list[int]:
         """Those of the workers, a bit each, that have left, or died, with a word of theirs below a round's number."""
         some = [w for w in range(self._workers) if workers >> w & 1]
-        blocks = {w: self._control + at.worker_block(w) for w in some}
+        blocks = {w: self.access.block_of(w) for w in some}
         left = [w for w in some if load32(blocks[w] + at.PARTICIPATION) == at.LEFT]
         died = [w for w in some if load32(blocks[w] + at.LIVENESS) in (at.LOST, at.GONE)]
         return [w for w in sorted({*left, *died}) if self._word(w, word) < number]
 
     def _word(self, worker: int, word: int) -> int:
-        return load64(self._line(worker) + word)
-
-    def _line(self, worker: int) -> int:
-        return self._base + load64(self._base + at.LINES) + at.LINE_STRIDE * worker
+        return load64(self.access.line_of(worker) + word)
 
     def _refuse_without(self, gone: list[int]) -> None:
         if gone:
@@ -181,7 +179,7 @@ class QuorumRounds(Synchronous):
 
     def _expect(self, begin: int, end: int) -> None:
         """Says to the others of this host between which times this worker comes next, as a rule."""
-        line = self._line(self._me) + at.EXPECTED
+        line = self.access.line + at.EXPECTED
         store64(line, begin)
         store64(line + 8, end)
 
@@ -195,4 +193,6 @@ class QuorumRounds(Synchronous):
         try:
             recording.write(self._record, self._workers, self.access.name, self._reads)
         except OSError as error:  # the worker leaves all the same
-            sys.stderr.write(f"multiverso: the record of worker {self._me}'s rounds is not written: {error}\n")
+            sys.stderr.write(
+                f"multiverso: the record of worker {self.access.worker_id}'s rounds is not written: {error}\n"
+            )

@@ -21,6 +21,7 @@ from multiverso.files.parsing import Count, Number, parse
 
 Reads = list[tuple[Number, Count]]
 _LONGEST = 1 << 28
+_MOST_WORKERS = 64  # of a round in a plan, a bit each
 
 
 class _Recorded(msgspec.Struct):
@@ -42,12 +43,14 @@ class Plan:
     reads: Reads
 
 
-def begin(folder: Path, table: int, worker: int) -> Path:
+def begin(folder: Path, table: int, worker: int, workers: int) -> Path:
     """Returns where a worker's record of a table will be; until then there is none, also not of a run before.
 
     Raises:
-        SnapshotError: there is no such folder, and none can be made.
+        SnapshotError: there is no such folder, and none can be made; or nobody could follow the record.
     """
+    if workers > _MOST_WORKERS:
+        raise SnapshotError(f"runs of up to {_MOST_WORKERS} workers can be recorded, and this job has {workers}")
     path = _file_of(folder, table, worker)
     with writing_a_save(folder):
         folder.mkdir(parents=True, exist_ok=True)

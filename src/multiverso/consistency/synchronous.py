@@ -32,7 +32,7 @@ class Synchronous:
 
     def __init__(self, access: TableAccess) -> None:
         self.access = access
-        self._control, self._base, self._me = access.control, access.base, access.worker_id
+        self._control, self._base, self._me = access.control, access.base, access.me
         self._update = access.update
         self._dtype = access.spec.dtype
         self._spans_hosts = load32(access.control + at.SPANS_HOSTS) == 1
@@ -137,8 +137,7 @@ class Synchronous:
     def staged(self) -> Array | None:
         with turn(self._lock, self.access.name):
             self._refuse_in_round()
-            line = self._base + load64(self._base + at.LINES) + at.LINE_STRIDE * self._me
-            if load64(line + at.WEIGHT):
+            if load64(self.access.line + at.WEIGHT):
                 raise InterruptedRoundError(
                     f"an add to {self.access.name} with a weight is in no round yet: get() first"
                 )

@@ -157,7 +157,6 @@ class Fabric(Closing):
         table_id: int,
         shard: Shard,
         control: int,
-        local: Iterable[int],
         overwritten: Mapping[int, int] | None = None,
         wire: str = "native",
     ) -> None:
@@ -167,12 +166,11 @@ class Fabric(Closing):
             table_id: its number in the job, the same on all hosts.
             shard: all of it mapped.
             control: address of the job's control segment.
-            local: the workers of this host.
             overwritten: where the other hosts have the table already: the last turns that were given to
                 `overwrite` before this one came, and whose values. It gets values by `refill`.
             wire: how sums travel, see ``hosts/codecs.py``.
         """
-        memory = (QuorumMemory if shard.consistency.by_quorum else RoundMemory)(shard, control, local, wire)
+        memory = (QuorumMemory if shard.consistency.by_quorum else RoundMemory)(shard, control, wire)
         self.peers.open(ROUNDS)
         self.rounds.attach(table_id, memory, overwritten)
 

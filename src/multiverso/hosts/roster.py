@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 import msgspec
 
 from multiverso.errors import StartupError
+from multiverso.layout.words import MAX_WORKERS, MOST_WORKERS
 
 ROSTER_VARIABLE = "MULTIVERSO_ROSTER"
 LISTENER_VARIABLE = "MULTIVERSO_ROSTER_LISTENER"
@@ -69,8 +70,11 @@ class Roster:
     def __post_init__(self) -> None:
         if not (len(self.names) == len(self.workers) and 0 <= self.host < len(self.names)):
             raise StartupError(f"this is not a roster of hosts: {self}")
-        if any(count < 1 for count in self.workers):
-            raise StartupError(f"each host of a job has a worker or more; got {self.workers}")
+        if not all(1 <= count <= MAX_WORKERS for count in self.workers) or self.workers_num > MOST_WORKERS:
+            raise StartupError(
+                f"each host of a job has 1 to {MAX_WORKERS} workers, and the job {MOST_WORKERS} at most; got "
+                f"{', '.join(map(str, self.workers))}: start fewer, and give each more threads (OMP_NUM_THREADS)"
+            )
         if self.order and sorted(self.order) != list(range(self.workers_num)):
             raise StartupError(f"each worker of a job is on one host; got {self.order} for {self.workers}")
 

@@ -86,7 +86,7 @@ def store_both(values, local, last):
 def version_of(base):
     """Adds and exchanges done by all workers."""
     total = 0
-    for worker in range(header_of(base).table_workers):
+    for worker in range(header_of(base).node_line):
         line = line_of(base, worker)
         total += load64(line + at.ADDS) + load64(line + at.EXCHANGES)
     return total
@@ -199,7 +199,7 @@ def end_call(call):
 def next_stripe(base, me, done):
     """Returns the stripe that comes after ``done`` others: each worker begins at one of its own."""
     stripes = header_of(base).stripe_count
-    return (me * stripes // max(header_of(base).table_workers, me + 1) + done) % stripes
+    return (me * stripes // max(header_of(base).node_line, me + 1) + done) % stripes
 
 
 @inner

@@ -168,7 +168,7 @@ def _is_held(control, worker, barrier):
 
 @inner
 def _collect(control, base, me, number, progress):
-    """(state, members) of the round that is open: may it be closed?
+    """(state, members) of the round that is open: may it be closed? On several hosts the members are not asked for.
 
     Who is in a barrier that this worker has not reached is not coming, it waits there for this one, and nor is who is
     late for another table's round. The grace is for those that may come just now.
@@ -222,7 +222,7 @@ def _fold(control, base, update, me, number, before, decision, like):
     fence_release()  # who reads the new values there finds that COMMITTED no longer names the old ones
     places = old, new, old + whole, new + whole
     fold_between(base, update, number, 0, members, 0, elements, like, places)
-    for worker in range(header_of(base).table_workers):
+    for worker in range(header_of(base).node_line):
         if (members >> worker) & 1:
             include(control, base, worker, number)
     fence_acquire()
@@ -442,6 +442,7 @@ def committed_copy(base: Address, out: Data) -> Int:
 def committed_put(base: Address, source: Data) -> None:
     """Overwrites the values after the last finished round, and what the workers have read of it."""
     copy_into(array_at(base + place_of(base, load64(base + at.COMMITTED)), source.size, source), source)
-    for worker in range(header_of(base).table_workers):
+    slots = min(header_of(base).node_line + 1, header_of(base).table_workers)  # the node has one on several hosts
+    for worker in range(slots):
         for which in range(2):
             copy_into(array_at(base + own_buffer(base, worker, which), source.size, source), source)

@@ -184,7 +184,7 @@ def is_lost(control, worker):
 def _gate_state(control, continues):
     """Of a barrier across hosts that the node has not released: one that was lost may have taken its adds with it."""
     for worker in range(load32(control + at.CAPACITY)):
-        if continues == 0 and is_lost(control, worker):
+        if continues == 0 and is_lost(control, worker) and worker != load32(control + at.NODE_BLOCK):
             return LOST_SOMEONE
     return NOT_READY
 
@@ -196,7 +196,7 @@ def _barrier_state(control, target):
     state = READY
     for worker in range(load32(control + at.CAPACITY)):
         reached = block_of(control, worker) + at.BARRIER
-        if load64(reached) >= target:
+        if load64(reached) >= target or worker == load32(control + at.NODE_BLOCK):
             continue
         # between hosts the node awaits those that live: how far others' are is shown here late, and wakes nobody
         if not gated and is_live(control, worker):
@@ -305,9 +305,9 @@ def set_long(address: Address, value: Int) -> None:
 
 
 @kernel
-def begin_wait(control: Address, me: Int, kind: Int32, table: Int, target: Int) -> None:
+def begin_wait(control: Address, me: Int, kind: Int32, table: Int, stage: Int, target: Int) -> None:
     """As ``publish_wait``, from Python."""
-    publish_wait(control, me, kind, table, 0, target)
+    publish_wait(control, me, kind, table, stage, target)
 
 
 @kernel

@@ -27,7 +27,7 @@ from multiverso.launch.restarting import Replacements
 from multiverso.launch.results import WorkerExit
 from multiverso.launch.sinks import text_sink
 from multiverso.launch.watched import Page, Watch
-from multiverso.layout.words import MAX_WORKERS
+from multiverso.layout.words import MAX_WORKERS, MOST_WORKERS
 from multiverso.runtime.node.node import Node
 from multiverso.saying import say
 from multiverso.wire.trust import SECRET_VARIABLE, new_secret
@@ -119,7 +119,8 @@ def run(
         >>> mv.run(job, workers=2, args=(10,))
         [10, 11]
     """
-    check_call("multiverso.run", function, args, workers, timeout_seconds, on_failure, replace, env)
+    most = MAX_WORKERS if hosts == 1 else MOST_WORKERS
+    check_call("multiverso.run", function, args, workers, timeout_seconds, on_failure, replace, env, most)
     if not hasattr(hosts, "__index__") or not 1 <= hosts <= workers:
         raise StartupError(f"multiverso.run: hosts is {hosts!r}; it must be from 1 to the {workers} workers.")
     workers, hosts = index(workers), index(hosts)  # NumPy's, too
@@ -195,6 +196,7 @@ def check_call(
     on_failure: OnFailure,
     replace: int = 0,
     env: object = None,
+    most: int = MOST_WORKERS,
 ) -> None:
     """Refuses what makes no sense, in the name of the function that was called.
 
@@ -209,8 +211,8 @@ def check_call(
         )
     if isinstance(args, str | bytes) or not hasattr(args, "__iter__"):
         raise TypeError(f"{what}: args is a tuple of arguments, args=({args!r},) for one; got {type(args).__name__}.")
-    if not hasattr(workers, "__index__") or not 1 <= workers <= MAX_WORKERS:
-        raise StartupError(f"{what}: workers is {workers!r}; it must be from 1 to {MAX_WORKERS}.")
+    if not hasattr(workers, "__index__") or not 1 <= workers <= most:
+        raise StartupError(f"{what}: workers is {workers!r}; it must be from 1 to {most}.")
     if env is not None and not (
         isinstance(env, Mapping) and all(isinstance(text, str) for pair in env.items() for text in pair)
     ):

@@ -36,6 +36,7 @@ from multiverso.launch.results import JobResult, WorkerExit
 from multiverso.launch.signals import TOLD, Signals, let_signals_end_us
 from multiverso.launch.sinks import Stream, unbuffered, write_all
 from multiverso.launch.ssh import MOST_HOSTS, checked_names
+from multiverso.layout.words import MOST_WORKERS
 from multiverso.node_log import NODE_SAYS
 from multiverso.runtime.discovery.restarts import RESTARTS_VARIABLE, RESUME_VARIABLE
 
@@ -71,7 +72,7 @@ def launch_on_hosts(options: RunOptions) -> int:
     Raises:
         StartupError: something asked for is not there; nothing was started.
     """
-    check(options)
+    check(options, MOST_WORKERS)
     assert options.hosts is not None
     in_environment(**options.exchange)  # refused now, where it means nothing
     with Signals() as signals:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from multiverso.deadline import Deadline
 from multiverso.errors import StartupError
+from multiverso.hosts.roster import ROSTER_VARIABLE
 from multiverso.launch.on_nodes import Part, job_on
 from multiverso.launch.options import RunOptions, check, log_files, misplaced_workers, program_of
 from multiverso.launch.output import Output
@@ -20,6 +21,7 @@ from multiverso.launch.restarting import Ended, Replacements, Starts
 from multiverso.launch.results import JobResult, WorkerExit
 from multiverso.launch.signals import TOLD, Signals, let_signals_end_us
 from multiverso.launch.watched import Page, Watch
+from multiverso.layout.words import MAX_WORKERS, MOST_WORKERS
 from multiverso.runtime.discovery.restarts import restarts
 from multiverso.runtime.node.node import Node
 from multiverso.saying import say
@@ -40,7 +42,7 @@ def launch(options: RunOptions) -> int:
     Raises:
         StartupError: something asked for is not there; no worker was started.
     """
-    check(options)
+    check(options, MOST_WORKERS if ROSTER_VARIABLE in os.environ else MAX_WORKERS)
     place = here(options.workers_num)
     try:
         return _launch(options, place)

@@ -11,7 +11,6 @@ from pathlib import Path
 from multiverso.errors import StartupError
 from multiverso.launch.job import OnFailure
 from multiverso.launch.ssh import DEFAULT_SSH
-from multiverso.layout.words import MAX_WORKERS
 from multiverso.watching.snapshot import Snapshot
 
 
@@ -75,10 +74,10 @@ class RunOptions:
         return 1 if self.workers is None else self.workers
 
 
-def check(options: RunOptions) -> None:
-    """Refuses numbers that make no sense."""
-    if not 1 <= options.workers_num <= MAX_WORKERS:
-        raise StartupError(f"-n {options.workers}: the number of workers must be from 1 to {MAX_WORKERS}.")
+def check(options: RunOptions, most: int) -> None:
+    """Refuses numbers that make no sense; ``most``: workers."""
+    if not 1 <= options.workers_num <= most:
+        raise StartupError(f"-n {options.workers}: the number of workers must be from 1 to {most}.")
     if options.timeout_seconds is not None and not options.timeout_seconds > 0:
         raise StartupError(f"--timeout {options.timeout_seconds:g}: it must be more than 0 seconds.")
     if not options.grace_seconds >= 0:

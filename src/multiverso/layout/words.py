@@ -12,7 +12,7 @@ nothing half-updated. Words of different writers lie on different cache lines (`
     +--------------------------------+              +---------------------------------------------+
     | WORKER 1                       |              | without rounds: a word for each stripe      |  WORDS
     +--------------------------------+              +---------------------------------------------+
-    | ... CAPACITY of them           |              | without rounds: undo slots of worker 0, 1.. |  UNDO_SLOTS
+    | ... and one of the node        |              | without rounds: undo slots of worker 0, 1.. |  UNDO_SLOTS
     +--------------------------------+              +---------------------------------------------+
                                                     | values (in rounds: twice)                   |  BUFFER_0, _1
                                                     +---------------------------------------------+
@@ -38,7 +38,8 @@ HUGE_PAGE = 2 * 1024 * 1024
 # low 12 bits of both addresses agree, and large arrays of NumPy begin 16 bytes into a page, torch's and JAX's 64
 SKEW = 2048
 MUTEX_BYTES = 64  # pthread_mutex_t has 40 bytes on x86-64 and 48 on aarch64
-MAX_WORKERS = 64  # a round's members are the bits of one 64-bit word
+MAX_WORKERS = 64  # of a host: a round's members there are the bits of one 64-bit word
+MOST_WORKERS = 4096  # of a job, on all its hosts together
 
 # -- the control segment -----------------------------------------------------------------------------------
 CONTROL = Record(4096)
@@ -46,8 +47,9 @@ CONTROL = Record(4096)
 EVENT = CONTROL.int32("event", apart=True)
 # all writers: how many may sleep; a killed waiter leaves it too high, which only costs a wake
 WAITERS = CONTROL.int32("waiters", apart=True)
-CAPACITY = CONTROL.int32("capacity", apart=True)  # worker blocks in this segment
+CAPACITY = CONTROL.int32("capacity", apart=True)  # indexes of workers, see ``worker_index.py``
 CONTINUE_WITHOUT_LOST = CONTROL.int32("continue_without_lost")  # 1 when waits continue without lost workers
+NODE_BLOCK = CONTROL.int32("node_block")  # the node's index: how many workers this host has
 NODE_LIFE = CONTROL.mutex("node_life")  # held by a thread of the node for as long as it lives
 # 1 in a job on several hosts: barriers end when the node says so, as then the others' adds are here, too
 SPANS_HOSTS = CONTROL.int32("spans_hosts", apart=True)
@@ -78,10 +80,11 @@ WAIT_KIND = WORKER.int32("wait_kind", apart=True)
 # bumped before and after the words below change, so that it is odd meanwhile
 WAIT_SEQ = WORKER.int32("wait_seq")
 WAIT_TABLE = WORKER.int32("wait_table")  # number of the table, or of the shared memory (below 0)
-# of a round: 0 collecting it, 1 folding it; of a reduction: how many take part; of a word: the worker that holds it
+# of a round: 0 collecting it, 1 folding it; of a reduction: how many take part; of a word: the index
+# of who holds it; of batches and other hosts: of which 64 workers the target has bits
 WAIT_STAGE = WORKER.int32("wait_stage")
 # number of the barrier, step, clock or table; of a lock or word: its offset; of batches, and of a reduction with other
-# hosts: whom it waits for, a bit each
+# hosts: whom it waits for, a bit each, by number
 WAIT_TARGET = WORKER.int64("wait_target")
 WAIT_SINCE = WORKER.int64("wait_since")  # CLOCK_MONOTONIC nanoseconds
 WAITED_NS = WORKER.int64("waited_ns")  # time spent in finished waits
@@ -109,7 +112,8 @@ STRIPE_SIZE = TABLE.int64("stripe_size")  # elements of a stripe
 STRIPE_COUNT = TABLE.int64("stripe_count")
 ITEMSIZE = TABLE.int64("itemsize")
 COLUMNS = TABLE.int64("columns")
-TABLE_WORKERS = TABLE.int64("table_workers")
+TABLE_WORKERS = TABLE.int64("table_workers")  # indexes of workers
+NODE_LINE = TABLE.int64("node_line")  # the node's: so many workers of this host come before it
 MODE = TABLE.int64("mode")
 LINES = TABLE.int64("lines")  # from here to SLOTS: where parts begin, from the table's first byte
 # one for each stripe: lock, version and owner at once, see kernels/stripe_words.py
@@ -239,11 +243,11 @@ def round_up(value: int, to: int) -> int:
     return -(-value // to) * to
 
 
-def worker_block(worker_id: int) -> int:
+def worker_block(index: int) -> int:
     """Returns the offset of a worker's block in the control segment."""
-    return WORKERS + WORKER_STRIDE * worker_id
+    return WORKERS + WORKER_STRIDE * index
 
 
-def control_bytes(capacity: int) -> int:
-    """Returns the size of a control segment for ``capacity`` workers, and the node, which comes after them."""
-    return round_up(WORKERS + WORKER_STRIDE * (capacity + 1), PAGE)
+def control_bytes(workers: int) -> int:
+    """Returns the size of a control segment for so many workers, and the node."""
+    return round_up(WORKERS + WORKER_STRIDE * (workers + 1), PAGE)

@@ -24,7 +24,7 @@ from multiverso.deadline import checked_seconds
 from multiverso.errors import NodeLostError, StartupError
 from multiverso.hosts.roster import LISTENER_VARIABLE, ROSTER_VARIABLE
 from multiverso.hosts.values.options import VARIABLES, ExchangeOptions
-from multiverso.layout.words import MAX_WORKERS
+from multiverso.layout.words import MAX_WORKERS, MOST_WORKERS
 from multiverso.runtime.discovery.environment import JobInfo, discover, socket_name
 from multiverso.runtime.session.session import START_SECONDS, Session
 from multiverso.wire import messages
@@ -41,9 +41,9 @@ _PLACES = tuple(
 )
 _NODE_PROGRAM = """
 import sys
-sys.path += sys.argv[4:]
+sys.path += sys.argv[5:]
 from multiverso.runtime.node_process import main
-main(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3])
+main(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], int(sys.argv[4]))
 """
 TIMEOUT_VARIABLE = "MULTIVERSO_TIMEOUT_SECONDS"
 
@@ -83,10 +83,11 @@ def join(
     left = {name: environ.get(variable) or None for name, variable in VARIABLES.items()}
     exchange = ExchangeOptions.of(**{name: left[name] if value is None else value for name, value in asked.items()})
     job = discover(environ)
-    if job.workers_num > MAX_WORKERS:
+    if job.local_num > MAX_WORKERS or job.workers_num > MOST_WORKERS:
         raise StartupError(
-            f"a job has 1 to {MAX_WORKERS} workers, on all its hosts together; {job.started_by} has started "
-            f"{job.workers_num}: start fewer, and give each more threads (OMP_NUM_THREADS)"
+            f"a job has 1 to {MAX_WORKERS} workers on each host, and {MOST_WORKERS} at most; {job.started_by} has "
+            f"started {job.local_num} here, of {job.workers_num}: start fewer, and give each more threads "
+            "(OMP_NUM_THREADS)"
         )
     timeout = _seconds(timeout_seconds, environ)
     start = (
@@ -217,7 +218,7 @@ def _start_node_unless_there(name: str, job: JobInfo, on_lost: str, met: Met | N
     # It finds the standard library and what it needs of ours, and nothing else: not the directory that we are in or
     # that our program lies in, where a file may be called json.py.
     environ = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
-    arguments = [str(listener.fileno()), str(job.workers_num), on_lost]
+    arguments = [str(listener.fileno()), str(job.workers_num), on_lost, str(os.getpid())]
     inherited = [listener.fileno()]
     if met is not None and met.roster is not None:
         environ[ROSTER_VARIABLE] = met.roster.as_text()

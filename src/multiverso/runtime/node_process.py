@@ -18,12 +18,13 @@ from multiverso.wire import messages
 from multiverso.wire.trust import SECRET_VARIABLE
 
 _FIRST_WORKER_SECONDS = 120.0
+_ORPHAN_SECONDS, _LOOK_SECONDS = 5.0, 0.5  # for the first worker, once the one that has started this node is gone
 _FAREWELL_SECONDS, _ANSWER_SECONDS = 5.0, 1.0
 _LINGER_SECONDS = 0.5  # `init` again, right after `shutdown`, finds the same node
 
 
-def main(descriptor: int, workers: int, on_lost: str) -> None:
-    """Serves a job until its last worker has gone."""
+def main(descriptor: int, workers: int, on_lost: str, starter: int) -> None:
+    """Serves a job until its last worker has gone; ``starter``: the process of the worker that has started this one."""
     # descriptors of the worker's launcher (pipes, MPI's control sockets) would keep that waiting for us
     text, port = os.environ.pop(ROSTER_VARIABLE, None), os.environ.pop(LISTENER_VARIABLE, None)
     kept = sorted({descriptor, *([int(port)] if port else [])})
@@ -47,7 +48,7 @@ def main(descriptor: int, workers: int, on_lost: str) -> None:
             _say_why(door, error)
             return
     with node:
-        if not node.wait(_FIRST_WORKER_SECONDS) and not node.live_workers():
+        if not _has_begun(node, starter):
             return
         while True:
             while node.live_workers():
@@ -59,6 +60,16 @@ def main(descriptor: int, workers: int, on_lost: str) -> None:
                 threading.Event().wait(_LINGER_SECONDS)
             if not node.live_workers():
                 return
+
+
+def _has_begun(node: Node, starter: int) -> bool:
+    """Waits for the first worker; not for long where the one that has started this node was killed before it came."""
+    deadline, is_orphan = Deadline.after(_FIRST_WORKER_SECONDS), False
+    while not node.had_workers and not deadline.passed:
+        if os.getppid() != starter and not is_orphan:
+            deadline, is_orphan = Deadline.after(_ORPHAN_SECONDS), True
+        node.wait(_LOOK_SECONDS)
+    return node.had_workers
 
 
 def _say_why(door: socket.socket, error: StartupError) -> None:

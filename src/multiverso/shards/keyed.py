@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Mapping
 from typing import Any
 
 from multiverso.layout import keyed as layout
@@ -13,24 +13,24 @@ from multiverso.spec.table import DTYPES
 HEAD_BYTES = layout.LINES + layout.LINE_BYTES * layout.OWNERS
 
 
-def keyed_status(address: int, worker_ids: Iterable[int], copies: int | None = None) -> dict[str, Any] | None:
+def keyed_status(address: int, indexes: Mapping[int, int], copies: int | None = None) -> dict[str, Any] | None:
     """Returns a keyed table's shape (keys that have a row, numbers in each) and what workers have done with it.
 
     As `Shard.statistics` has it, where that makes sense. None while the table is being made.
 
     Args:
         address: of its first `HEAD_BYTES`.
-        worker_ids: the workers to tell of.
+        indexes: of the workers to tell of, by number.
         copies: the same of the copies of rows that live on other hosts, of a table on several.
     """
     if load64(address + at.MAGIC) != layout.MAGIC:
         return None
     columns = load64(address + at.COLUMNS)
     row_bytes = columns * load64(address + at.ITEMSIZE)
-    workers = {worker: _statistics(_line(address, worker), row_bytes) for worker in worker_ids}
+    workers = {worker: _statistics(_line(address, index), row_bytes) for worker, index in indexes.items()}
     if copies is not None:
         for worker, found in workers.items():
-            on_copies = _statistics(_line(copies, worker), row_bytes)
+            on_copies = _statistics(_line(copies, indexes[worker]), row_bytes)
             found |= {name: found[name] + on_copies[name] for name in ("bytes", "wait_seconds", "rows_put_back")}
     return {
         "kind": "keyed",
@@ -51,8 +51,8 @@ def copies_status(address: int) -> dict[str, int]:
     }
 
 
-def _line(address: int, worker: int) -> int:
-    return address + layout.LINES + layout.LINE_BYTES * worker
+def _line(address: int, index: int) -> int:
+    return address + layout.LINES + layout.LINE_BYTES * index
 
 
 def _keys(address: int) -> int:

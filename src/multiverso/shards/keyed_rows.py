@@ -39,7 +39,7 @@ class KeyedRows:
 
     def __init__(self, segment: Segment, control: int, closing: Callable[[], bool]) -> None:
         self._segment, self.base, self._control, self._closing = segment, segment.address, control, closing
-        self._me = load32(control + words.CAPACITY)
+        self._me = load32(control + words.NODE_BLOCK)
         columns, itemsize = load64(self.base + at.COLUMNS), load64(self.base + at.ITEMSIZE)
         states, row_states = load64(self.base + at.STATES), load64(self.base + at.ROW_STATES)
         self.size = columns * itemsize

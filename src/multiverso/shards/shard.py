@@ -16,6 +16,7 @@ import numpy.typing as npt
 from msgspec import Struct
 
 from multiverso.layout import words as at
+from multiverso.layout.worker_index import WorkerIndex
 from multiverso.memory.segment import Segment
 from multiverso.memory.words import load32, load64, store32, store64
 from multiverso.spec.modes import BY_CODE, ConsistencyMode
@@ -63,11 +64,11 @@ class TableProgress(Struct, frozen=True):
         return [i for i, member in self.members.items() if member.is_behind(step, stage)]
 
 
-def initialise(address: int, spec: TableSpec, table_id: int, workers: int, mode: int) -> None:
+def initialise(address: int, spec: TableSpec, table_id: int, index: WorkerIndex, mode: int) -> None:
     """Writes a table's header into zeroed memory; all that is zero is right: free words, idle undo slots."""
     partition = Partition.of(spec)
     consistency = BY_CODE[mode]
-    places = Places.of(spec, workers, consistency.in_rounds, consistency.by_quorum)
+    places = Places.of(spec, index, consistency.in_rounds, consistency.by_quorum)
     chunk = chunk_of(spec)  # with a quorum only what travels between hosts
     words = {
         "elements": spec.elements,
@@ -75,7 +76,8 @@ def initialise(address: int, spec: TableSpec, table_id: int, workers: int, mode:
         "stripe_count": partition.stripe_count,
         "itemsize": spec.itemsize,
         "columns": spec.columns,
-        "table_workers": workers,
+        "table_workers": index.count,
+        "node_line": index.here,
         "mode": mode,
         "words": places.words,
         "undo_slots": places.undo_slots,
@@ -122,14 +124,19 @@ class Shard(Struct, frozen=True, dict=True):
     Attributes:
         segment: the memory, as much of it as this process maps.
         spec: the table.
-        workers: how many it has room for.
+        index: which line is whose.
         mode: the code of its consistency, as its header has it.
     """
 
     segment: Segment
     spec: TableSpec
-    workers: int
+    index: WorkerIndex
     mode: int
+
+    @property
+    def workers(self) -> int:
+        """How many workers it has room for."""
+        return self.index.workers
 
     @property
     def consistency(self) -> ConsistencyMode:
@@ -149,7 +156,7 @@ class Shard(Struct, frozen=True, dict=True):
     @property
     def places(self) -> Places:
         """Where its parts lie."""
-        return Places.of(self.spec, self.workers, self.consistency.in_rounds, self.consistency.by_quorum)
+        return Places.of(self.spec, self.index, self.consistency.in_rounds, self.consistency.by_quorum)
 
     @functools.cached_property
     def header(self) -> Any:
@@ -158,7 +165,7 @@ class Shard(Struct, frozen=True, dict=True):
 
     def line(self, worker_id: int) -> int:
         """Address of a worker's line."""
-        return self.base + int(self.header["lines"]) + at.LINE_STRIDE * worker_id
+        return self.base + int(self.header["lines"]) + at.LINE_STRIDE * self.index.of(worker_id)
 
     @property
     def committed(self) -> int:
@@ -220,7 +227,7 @@ class Shard(Struct, frozen=True, dict=True):
     def slot(self, worker_id: int) -> npt.NDArray[Any]:
         """Where a worker adds up what it contributes to a synchronous round, flat and writable."""
         places = self.places
-        start = places.slots + places.slot_stride * worker_id
+        start = places.slots + places.slot_stride * self.index.of(worker_id)
         return self.segment.array(start, self.spec.elements, self.spec.dtype)
 
     def local_state(self, worker_id: int) -> list[npt.NDArray[Any]]:
@@ -235,7 +242,7 @@ class Shard(Struct, frozen=True, dict=True):
     def local_state_address(self, worker_id: int) -> int:
         """Address of the first of them."""
         places = self.places
-        return self.base + places.local_state + places.local_state_stride * worker_id
+        return self.base + places.local_state + places.local_state_stride * self.index.of(worker_id)
 
     def enrol(self, worker_id: int, others: Sequence[int] | None = None) -> None:
         """Makes a worker take part in the table's rounds and clocks (the node, or a late one itself).

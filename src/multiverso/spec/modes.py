@@ -90,13 +90,13 @@ class Quorum(Struct, frozen=True):
         if isinstance(grace, bool) or not isinstance(grace, int | float) or not 0 <= grace < _MOST_SECONDS:
             raise StartupError(f'grace_seconds is a number of seconds, 0 or more, or "auto"; got {grace_seconds!r}')
         nanoseconds = math.ceil(grace * 1e9)
-        if isinstance(quorum, int) and not isinstance(quorum, bool) and 1 <= quorum <= at.MAX_WORKERS:
+        if isinstance(quorum, int) and not isinstance(quorum, bool) and 1 <= quorum <= at.MOST_WORKERS:
             return cls(quorum, 0, nanoseconds, adapts, replayed)
         if isinstance(quorum, float) and 0 < quorum <= 1:
             part = Fraction(quorum).limit_denominator(10_000)
             return cls(max(1, part.numerator), part.denominator, nanoseconds, adapts, replayed)
         raise StartupError(
-            f"quorum is a number of workers, 1 to {at.MAX_WORKERS}, or a fraction of them, above 0.0 and up to 1.0; "
+            f"quorum is a number of workers, 1 to {at.MOST_WORKERS}, or a fraction of them, above 0.0 and up to 1.0; "
             f"got {quorum!r}"
         )
 

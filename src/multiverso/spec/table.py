@@ -12,6 +12,7 @@ from msgspec import Meta, Struct, structs
 from multiverso.checks import whole
 from multiverso.errors import DtypeMismatchError, ShapeMismatchError
 from multiverso.layout import words as at
+from multiverso.layout.worker_index import WorkerIndex
 from multiverso.spec.states import MOST_HYPER, State, check_numbers, states_of
 
 DTYPES = ("float32", "float64", "int32", "int64")
@@ -268,8 +269,10 @@ class Places(Struct, frozen=True):
     size: int
 
     @classmethod
-    def of(cls, spec: TableSpec, workers: int, synchronous: bool, by_quorum: bool = False) -> Places:
+    def of(cls, spec: TableSpec, index: WorkerIndex, synchronous: bool, by_quorum: bool = False) -> Places:
         """Lays a table out: header, lines, words and undo slots, values, state, slots, local state.
+
+        Lines are those of all workers and the node; all else only this host's workers have, and the node.
 
         In synchronous mode there are no words and undo slots, but slots, and values and state are there twice: with a
         quorum twice for each worker, behind its slot.
@@ -283,14 +286,14 @@ class Places(Struct, frozen=True):
             return start
 
         whole = spec.elements * spec.itemsize
-        lines = take((workers + 1) * at.LINE_STRIDE, at.CACHE_LINE)  # the node is the last worker
+        lines = take((index.workers + 1) * at.LINE_STRIDE, at.CACHE_LINE)
         head = end
         words = undo_slots = 0
         if not synchronous:
             partition = Partition.of(spec)
             words = take(partition.stripe_count << at.WORD_SPACING, at.CACHE_LINE)
             undo = partition.undo_bytes(len(spec.state_names))
-            undo_slots = take(undo * at.UNDO_SLOTS_EACH * (workers + 1), at.CACHE_LINE)
+            undo_slots = take(undo * at.UNDO_SLOTS_EACH * (index.here + 1), at.CACHE_LINE)
         align, skew = (at.PAGE, at.SKEW) if whole >= at.PAGE else (at.CACHE_LINE, 0)
         first = take(whole, align, skew)
         # with a quorum wherever the values are, the state is right behind them
@@ -306,8 +309,8 @@ class Places(Struct, frozen=True):
                 buffers = (first, take(whole, align, skew))
                 states = (state, take(whole * len(spec.state_names), align, skew))
             stride = at.round_up(small + 2 * behind, align)
-            slots = take(stride * workers, align)
+            slots = take(stride * index.slots, align)
         local_stride = at.round_up(whole * spec.per_worker, align)
-        local = take(local_stride * workers, align)
+        local = take(local_stride * index.here, align)
         size = at.round_up(end, at.CACHE_LINE)
         return cls(lines, words, undo_slots, buffers, states, slots, stride, small, local, local_stride, head, size)

@@ -9,7 +9,7 @@ the batch yet to be dealt, or the one after, in which it stands with its dead wo
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -24,6 +24,7 @@ from multiverso.hosts.control.answers import Batches, Deal, Finished
 from multiverso.hosts.control.messages import Line
 from multiverso.layout import words as at
 from multiverso.layout.records import Record
+from multiverso.layout.worker_index import bits_of
 from multiverso.memory.words import load32, wait_for_change
 from multiverso.runtime.collective.job_lock import held, prepare
 from multiverso.runtime.job.control import Control
@@ -36,12 +37,6 @@ What = tuple[int, int, int, int]
 """What the workers compare: samples, size, seed, epoch."""
 _POSITIVE = (1 << 63) - 1
 MOST_AHEAD = 56
-
-
-def _bits_of(workers: Iterable[int]) -> int:
-    """Returns workers as a set of bits in 64 with a sign, as a wait publishes whom it is for."""
-    mask = sum(1 << worker for worker in workers)
-    return mask - (1 << 64) if mask >> 63 else mask
 
 
 HEAD = Record(128)
@@ -193,16 +188,16 @@ class Dealer:
         """Returns the batches that it is given now, which it has not begun; none: the epoch is over."""
         continues = bool(session.control.continues)
         asked = Batches(self._asked, what, ahead, self._finished, self._turn + 1, continues)
-        said = 0
+        said = 0, 0
         with ExitStack() as wait:
 
             def waits(whom: list[int]) -> None:
                 nonlocal said
-                mask = _bits_of(whom)
-                if mask != said or session.control.worker(session.worker_id).wait is None:
-                    said = mask
+                bits = bits_of(whom)
+                if bits != said or session.control.worker(session.worker_id).wait is None:
+                    said = bits
                     wait.close()
-                    wait.enter_context(session.waiting(at.FOR_BATCHES, 0, mask))
+                    wait.enter_context(session.waiting(at.FOR_BATCHES, 0, *bits))
 
             if self._shared is not None:
                 answer = self._shared.ask(session, asked, deadline, awaited, waits)

@@ -276,6 +276,7 @@ def access_to(session: Session, shard: Shard, update: int, name: str) -> TableAc
         control=session.control.address,
         base=shard.base,
         worker_id=session.worker_id,
+        index=session.control.index,
         update=update,
         spec=shard.spec,
         name=name,

@@ -21,7 +21,7 @@ class Log:
     """One worker's log. Owner: one thread at a time."""
 
     def __init__(self, session: Session) -> None:
-        self._logged = Logged(session.shared_memory(MEMORY, BYTES, on_this_host=True), session.worker_id)
+        self._logged = Logged(session.shared_memory(MEMORY, BYTES, on_this_host=True), session.index)
         self._steps = 0
         self._writer = _writer(session)
         if self._writer is not None:

@@ -80,6 +80,7 @@ class World:
         self.control.initialise(self.capacity)
         self.control.continue_without_lost(self.continues)
         memory.be_quiet(segment.address + self.at.CAPACITY, 8)
+        memory.be_quiet(segment.address + self.at.NODE_BLOCK, 4)
         self.scheduler.scripted_kill = lambda name: self.kill(int(name.split()[1]))
         self.node = self.scheduler.add("node", self._node, daemon=True)
 
@@ -201,13 +202,14 @@ class World:
         shape = ("matrix", elements // columns, columns) if columns else ("array", 1, elements)
         spec = specs.TableSpec(*shape, dtype="int64", **spec)
         quorum = mode == self.at.QUORUM
-        size = specs.Places.of(spec, self.capacity, quorum or mode == self.at.SYNCHRONOUS, quorum).size
+        index = self.control.index
+        size = specs.Places.of(spec, index, quorum or mode == self.at.SYNCHRONOUS, quorum).size
         address = memory.take(size)
-        shards.initialise(address, spec, len(self.shards) + 1, self.capacity, mode)
+        shards.initialise(address, spec, len(self.shards) + 1, index, mode)
         segment = SimpleNamespace(
             address=address, array=lambda offset, count, dtype: memory.array(address + offset, count, dtype)
         )
-        shard = shards.Shard(segment, spec, self.capacity, mode)
+        shard = shards.Shard(segment, spec, index, mode)
         changing = (self.at.COMMITTED, self.at.DECISIONS, self.at.DECISIONS + 8)
         for word in range(0, self.at.TABLE_HEADER, 8):
             if word not in changing:

@@ -54,7 +54,7 @@ class Hand:
 
     def __init__(self, is_node: bool) -> None:
         self.piece = Piece(words.control_bytes(1))
-        store32(self.piece.address + words.CAPACITY, int(is_node))
+        store32(self.piece.address + words.NODE_BLOCK, int(is_node))
         for worker in range(2):
             block = self.piece.address + words.worker_block(worker)
             store64(block + words.ATTACHMENT, 1)

@@ -20,6 +20,7 @@ from multiverso.hosts.values.link import Link
 from multiverso.hosts.values.options import Every
 from multiverso.hosts.values.state import Held, Ticket
 from multiverso.layout import words as at
+from multiverso.layout.worker_index import ALONE
 from multiverso.memory import heap
 from multiverso.memory.segment import Segment
 from multiverso.shards.shard import Shard, initialise
@@ -41,13 +42,13 @@ class Memory:
         key = (host, elements, dtype, convex)
         if key not in self._kept:
             spec = TableSpec("array", 1, elements, dtype, convex=convex)
-            descriptor = heap.create("simulated", Places.of(spec, 1, False).size)
+            descriptor = heap.create("simulated", Places.of(spec, ALONE, False).size)
             try:
                 segment = Segment(descriptor)
             finally:
                 os.close(descriptor)
-            initialise(segment.address, spec, 1, 1, at.ASYNCHRONOUS)
-            self._kept[key] = Shard(segment, spec, 1, at.ASYNCHRONOUS)
+            initialise(segment.address, spec, 1, ALONE, at.ASYNCHRONOUS)
+            self._kept[key] = Shard(segment, spec, ALONE, at.ASYNCHRONOUS)
         shard = self._kept[key]
         shard.values()[:] = 0
         return shard

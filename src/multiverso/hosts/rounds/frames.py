@@ -11,8 +11,7 @@ from multiverso.hosts.peer.resources import owner
 from multiverso.hosts.rounds import roll
 from multiverso.hosts.rounds.roll import Came
 from multiverso.hosts.rounds.state import WINDOW, RoundTable, Sum
-from multiverso.layout.words import MAX_WORKERS
-from multiverso.spec.table import DTYPES, MOST_WEIGHT
+from multiverso.spec.table import DTYPES
 
 # kinds: along the chain of hosts, see rounds.py
 AT = 8  # both: how far this side is
@@ -157,7 +156,7 @@ def check_step(table: RoundTable, header: RoundHeader, last: int) -> None:
         as_announced &= coded >= 0 and codecs.fits(header.code, coded, numbers, itemsize)
     else:
         as_announced = header.code == codecs.NATIVE and header.length == (size if header.contributions else 0)
-    if not as_announced or header.contributions > MAX_WORKERS * MOST_WEIGHT:
+    if not as_announced:
         raise ProtocolError(
             f"{header.length} bytes cannot be a sum of {header.contributions} contributions to {size} bytes"
         )

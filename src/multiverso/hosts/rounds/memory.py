@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 import numpy as np
 
 from multiverso.hosts.codecs import NATIVE, Wire
@@ -24,7 +22,6 @@ class RoundMemory:
     Args:
         shard: the table, all of it mapped.
         control: address of the job's control segment.
-        local: the workers of this host; of the others' slots one is where sums for an updater go.
 
     Attributes:
         dtype, elements: the table's.
@@ -36,22 +33,20 @@ class RoundMemory:
 
     extra, by_quorum, wire = 0, False, Wire()
 
-    def __init__(self, shard: Shard, control: int, local: Iterable[int], wire: str = "native") -> None:
+    def __init__(self, shard: Shard, control: int, wire: str = "native") -> None:
         self._shard = shard
         self.wire = Wire.of("native" if shard.spec.convex else wire, shard.spec.dtype)
         self._control = control
-        local = set(local)
-        bits = sum(1 << worker for worker in local)
-        self._local = bits - (1 << at.MAX_WORKERS) if bits >> (at.MAX_WORKERS - 1) else bits
+        self._node = shard.index.here  # its slot is where sums for an updater go
+        self._local = (1 << self._node) - 1 if self._node < at.MAX_WORKERS else -1
         self._begins = int(shard.spec.updater == "add")
         self._sum_begins = int(self._begins and not self.is_coded)
         self.dtype = np.dtype(shard.spec.dtype)
         self.elements = shard.spec.elements
         self.chunk = int(shard.header["chunk_size"])
         places = shard.places
-        self._other = next(worker for worker in range(shard.workers) if worker not in local)
         if not self.by_quorum:
-            store64(shard.base + at.TOTALS, places.slots + places.slot_stride * self._other)
+            store64(shard.base + at.TOTALS, places.slots + places.slot_stride * self._node)
         name = shard.spec.dtype
         self._members, self._wanted = chained_node.members_of.compiled(), chained_node.waits_for.compiled()
         self._decide = chained_node.decide.compiled()
@@ -126,11 +121,11 @@ class RoundMemory:
         """
         if self._shard.committed >= round_number:
             return True
-        return None if self._begins or any(map(self._works, range(self._shard.workers))) else False
+        return None if self._begins or any(map(self._works, self._shard.index.local or ())) else False
 
     def _works(self, worker: int) -> bool:
-        block = self._control + at.worker_block(worker)
-        here = (self._local >> worker) & 1 and self._shard.enrolled(worker)
+        block = self._control + at.worker_block(self._shard.index.of(worker))
+        here = self._shard.enrolled(worker)
         alive = load32(block + at.LIVENESS) == at.ALIVE and load32(block + at.PARTICIPATION) == at.ACTIVE
         # it may wait for all others: its read has raised, and one of them may need the values
         kind, target = load32(block + at.WAIT_KIND), load64(block + at.WAIT_TARGET)

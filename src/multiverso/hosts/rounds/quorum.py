@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 import numpy as np
 
 from multiverso.compiling.on_demand import compile_update
@@ -23,8 +21,8 @@ class QuorumMemory(RoundMemory):
 
     by_quorum = True
 
-    def __init__(self, shard: Shard, control: int, local: Iterable[int], wire: str = "native") -> None:
-        super().__init__(shard, control, local, wire)
+    def __init__(self, shard: Shard, control: int, wire: str = "native") -> None:
+        super().__init__(shard, control, wire)
         name, self._update = shard.spec.dtype, 0
         if not self._begins:
             loop = loop_of(shard.spec.updater, shard.spec.step_count is not None)
@@ -76,24 +74,25 @@ class QuorumMemory(RoundMemory):
             return
         base, (numbers, hyper) = self._shard.base, np.split(total, [max(0, total.size - self.extra)])
         self._complete(number, chunk, numbers, count)
-        self._update_values(base, self._other, self._update, number, chunk, numbers, hyper, count)
+        self._update_values(base, self._node, self._update, number, chunk, numbers, hyper, count)
         if (chunk + 1) * self.chunk >= self.elements:
-            self._commit(self._control, base, self._other, number, self._in_round)
+            self._commit(self._control, base, self._node, number, self._in_round)
 
     def overwrite(self, chunk: int, total: Array) -> None:
         """Overwrites a chunk, also where workers keep what they have read last."""
         shard, places = self._shard, self._shard.places
         behind = (places.slot_stride - places.small_slots) // 2
-        first = (places.slots + worker * places.slot_stride + places.small_slots for worker in range(shard.workers))
+        slots = range(shard.index.slots)
+        first = (places.slots + slot * places.slot_stride + places.small_slots for slot in slots)
         for start in (shard.values_offset(), *(start + side * behind for start in first for side in (0, 1))):
             shard.segment.array(start, self.elements, self.dtype)[self._place(chunk)] = total
 
     def _places_after(self, number: int) -> tuple[int, int]:
         places = self._shard.places
-        start = places.slots + self._other * places.slot_stride + places.small_slots
+        start = places.slots + self._node * places.slot_stride + places.small_slots
         return start, start + self.elements * self.dtype.itemsize
 
     def _continue_after(self, number: int) -> None:
         base = self._shard.base
         store64(base + at.DECISIONS, number << 16)
-        store64(base + at.COMMITTED, (number << 16) | ((self._other + 1) << 1))
+        store64(base + at.COMMITTED, (number << 16) | ((self._node + 1) << 1))

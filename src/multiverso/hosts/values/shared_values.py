@@ -16,6 +16,7 @@ from multiverso.hosts.peer.resources import Array
 from multiverso.hosts.values.copies import Changes, Copy
 from multiverso.hosts.values.options import RuleBetween
 from multiverso.layout import words as at
+from multiverso.layout.worker_index import ALONE
 from multiverso.memory import heap
 from multiverso.memory.segment import Segment
 from multiverso.shards.shard import Shard, initialise
@@ -52,13 +53,13 @@ class SharedValues:
         """Makes the values, zero, in memory that no worker has, cut as this host's copy of the table is."""
         spec = beside.shard.spec
         plain = TableSpec(spec.kind, spec.rows, spec.columns, spec.dtype, convex=spec.convex)
-        descriptor = heap.create("outer", Places.of(plain, 1, False).size)
+        descriptor = heap.create("outer", Places.of(plain, ALONE, False).size)
         try:
             memory = Segment(descriptor)
         finally:
             os.close(descriptor)
-        initialise(memory.address, plain, number, 1, at.ASYNCHRONOUS)
-        return cls(rule, hosts, Copy(Shard(memory, plain, 1, at.ASYNCHRONOUS), beside.chunk_bytes))
+        initialise(memory.address, plain, number, ALONE, at.ASYNCHRONOUS)
+        return cls(rule, hosts, Copy(Shard(memory, plain, ALONE, at.ASYNCHRONOUS), beside.chunk_bytes))
 
     def regroup(self, hosts: int, values: dict[int, Array]) -> None:
         """Some hosts are no more: chunks that live here from now on begin with what was agreed with their last home."""

@@ -256,7 +256,7 @@ def _differ(values, agreed, frame, one, convex):
 
 @inner
 def _each_block(control, base, low, agreed, frame, record, do):
-    node = header_of(base).table_workers  # it is a table's last worker
+    node = header_of(base).node_line
     one, convex = frame.dtype.type(1), load64(record + AGREEING_CONVEX) != 0
     length, size = header_of(base).stripe_size, frame.size
     values = array_at(base + header_of(base).buffer_0, low + size, frame)

@@ -21,7 +21,7 @@ def members_of(control: Address, base: Address, local: Int, number: Int) -> Int:
     """Returns who of this host's workers (``local``: bits) takes part in a round, or -1 while one is not ready."""
     step = step_of(base, number, header_of(base).chunk_count - 1)
     members = np.int64(0)
-    for worker in range(header_of(base).table_workers):
+    for worker in range(header_of(base).node_line):
         line = line_of(base, worker)
         if not (local >> worker) & 1 or load32(line + at.ENROLLED) != 1:
             continue
@@ -39,7 +39,7 @@ def members_of(control: Address, base: Address, local: Int, number: Int) -> Int:
 def waits_for(control: Address, base: Address, local: Int, number: Int) -> Int:
     """Returns 1 when a live worker of this host is ready for a round, so that it is wanted."""
     step = step_of(base, number, header_of(base).chunk_count - 1)
-    for worker in range(header_of(base).table_workers):
+    for worker in range(header_of(base).node_line):
         line = line_of(base, worker)
         here = (local >> worker) & 1 and load32(line + at.ENROLLED) == 1 and is_live(control, worker)
         if here and load64(line + at.STAGED) >= step:
@@ -66,7 +66,7 @@ def decide(base: Address, number: Int, members: Int) -> None:
 def add_part(base, place, number, members, begins, total, lo, count):
     """As ``fold``, of the elements from ``lo`` on; the old values are at ``place``."""
     hi = lo + total.size
-    for worker in range(header_of(base).table_workers):
+    for worker in range(header_of(base).node_line):
         source = load32(line_of(base, worker) + at.SOURCES + 4 * (number & 1))
         if not (members >> worker) & 1 or source == NOTHING:
             continue

@@ -29,7 +29,7 @@ def came(control: Address, base: Address, local: Int, number: Int, found: Words)
     found[:] = 0
     stops = load32(control + at.CONTINUE_WITHOUT_LOST) == 0
     found[RELEASED] = load64(control + at.RELEASED)
-    for worker in range(header_of(base).table_workers):
+    for worker in range(header_of(base).node_line):
         line = line_of(base, worker)
         if not (local >> worker) & 1 or load32(line + at.ENROLLED) != 1:
             continue
@@ -59,7 +59,7 @@ def wake(control: Address) -> None:
 @kernel
 def close(base: Address, local: Int, number: Int) -> Int:
     """Closes a round on this host: returns who is in it, a bit each. One that leaves makes it look again."""
-    node = header_of(base).table_workers
+    node = header_of(base).node_line
     while True:
         decision = load64(base + at.DECISIONS)
         members = np.int64(0)
@@ -109,7 +109,7 @@ def take(
 @kernel
 def commit(control: Address, base: Address, home: Int, number: Int, members: Int) -> None:
     """All chunks of a round are here: tells its members, and everybody where its values are."""
-    for worker in range(header_of(base).table_workers):
+    for worker in range(header_of(base).node_line):
         if (members >> worker) & 1:
             include(control, base, worker, number)
     which = next_buffer(load64(base + at.COMMITTED), home)

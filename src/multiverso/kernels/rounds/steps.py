@@ -67,7 +67,7 @@ def _collect(control, base, step, among):
     continues = load32(control + at.CONTINUE_WITHOUT_LOST)
     members = np.int64(0)
     state = READY
-    for worker in range(header_of(base).table_workers):
+    for worker in range(header_of(base).node_line):
         line = line_of(base, worker)
         if load32(line + at.ENROLLED) != 1:
             continue
@@ -132,7 +132,7 @@ def members_in(base, decision, step):
 def publish_folded(control, base, worker, step, members):
     """Says that a worker's part of a step is folded; the last one wakes the others."""
     store64(line_of(base, worker) + at.FOLDED, step)
-    for other in range(header_of(base).table_workers):
+    for other in range(header_of(base).node_line):
         if (members >> other) & 1 and load64(line_of(base, other) + at.FOLDED) < step:
             return
     notify(control)
@@ -164,7 +164,7 @@ def _last_round_is_over(control, base, update, me, number, like, fold_part):
         return True
     first = step_of(base, number, 0)
     lowest = -1
-    for worker in range(header_of(base).table_workers):
+    for worker in range(header_of(base).node_line):
         if takes_part(control, base, worker, first):
             if load64(line_of(base, worker) + at.FIRST_STEP) < first:
                 return False
@@ -224,7 +224,7 @@ def gather(control, base, update, me, number, chunk, members, wait, like, fold_p
         event = load32(control + at.EVENT)
         ready, gone = True, False
         lowest = -1
-        for worker in range(header_of(base).table_workers):
+        for worker in range(header_of(base).node_line):
             if not (members >> worker) & 1:
                 continue
             here = is_live(control, worker)
@@ -239,7 +239,7 @@ def gather(control, base, update, me, number, chunk, members, wait, like, fold_p
         if ready:
             return DONE
         if gone and lowest == me:
-            for worker in range(header_of(base).table_workers):
+            for worker in range(header_of(base).node_line):
                 # gone first, then not folded: the other way round it may fold, continue and leave between the two, and
                 # its slot would be read when it holds the next round's
                 gone = (members >> worker) & 1 and not is_live(control, worker)

@@ -164,7 +164,7 @@ class JobLock:
 
     def shared(self, work: Callable[[], None]) -> None:
         """Calls ``work`` while this worker shares the lock with others, or has it alone."""
-        own = self._session.worker_id
+        own = self._session.index
 
         def share() -> None:
             self._lock(_TURNSTILE, None)

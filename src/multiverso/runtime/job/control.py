@@ -10,6 +10,7 @@ from msgspec import Struct
 
 from multiverso.deadline import SLICE_SECONDS, Deadline
 from multiverso.layout import words as at
+from multiverso.layout.worker_index import WorkerIndex
 from multiverso.memory import mutex
 from multiverso.memory.segment import Segment
 from multiverso.memory.words import bump_and_wake, load32, load64, store32, store64
@@ -104,18 +105,27 @@ class Control:
         """Where it is mapped."""
         return self.segment.address
 
+    @functools.cached_property
+    def index(self) -> WorkerIndex:
+        """Which block is whose."""
+        if not self.places:
+            return WorkerIndex(load32(self.address + at.CAPACITY))
+        return WorkerIndex(len(self.places), tuple(i for i, name in enumerate(self.places) if name == self.here))
+
     @property
     def capacity(self) -> int:
-        """Worker blocks in it."""
-        return load32(self.address + at.CAPACITY)
+        """How many workers it has a block for."""
+        return self.index.workers
 
     def block(self, worker_id: int) -> int:
         """Address of a worker's block."""
-        return self.address + at.worker_block(worker_id)
+        return self.address + at.worker_block(self.index.of(worker_id))
 
     def initialise(self, capacity: int) -> None:
         """Writes the header into zeroed memory (the node, once)."""
         store32(self.address + at.CAPACITY, capacity)
+        store32(self.address + at.NODE_BLOCK, self.index.here)
+        store32(self.address + at.CAPACITY, self.index.count)
         mutex.initialise(self.address + at.NODE_LIFE)
         node = self.block(capacity)  # as a worker that changes tables, for other hosts
         store64(node + at.ATTACHMENT, 1)
@@ -128,7 +138,7 @@ class Control:
     @functools.cached_property
     def local(self) -> tuple[int, ...]:
         """The workers of this host."""
-        return tuple(i for i in range(self.capacity) if not self.places or self.places[i] == self.here)
+        return tuple(range(self.capacity)) if self.index.local is None else self.index.local
 
     @property
     def continues(self) -> bool:
@@ -285,7 +295,7 @@ class Control:
             created=load64(block + at.CREATED),
             threaded=load32(block + at.THREADED) == 1,
             gave_up_ns=load64(block + at.GAVE_UP),
-            wait=_wait_in(block),
+            wait=_wait_in(block, self.index),
             host=self.places[worker_id] if self.places else "",
             life=load64(block + at.ATTACHMENT),
             incarnation=load32(block + at.INCARNATION),
@@ -308,18 +318,19 @@ class Control:
         return load64(self.block(worker_id) + at.WAITED_NS) / 1e9
 
 
-def _wait_in(block: int) -> Wait | None:
+def _wait_in(block: int, index: WorkerIndex) -> Wait | None:
     """Returns what a worker says that it waits for; None too when that changes all the while."""
     for _ in range(_READS):
         sequence = load32(block + at.WAIT_SEQ)
         kind = load32(block + at.WAIT_KIND)
         if kind == at.NOT_WAITING:
             return None
+        stage = load32(block + at.WAIT_STAGE)
         wait = Wait(
             kind,
             sequence,
             load32(block + at.WAIT_TABLE),
-            load32(block + at.WAIT_STAGE),
+            index.number_of(stage) if kind == at.FOR_WORD else stage,
             load64(block + at.WAIT_TARGET),
             load64(block + at.WAIT_SINCE),
         )

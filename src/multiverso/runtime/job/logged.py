@@ -27,9 +27,9 @@ _TRIES = 100
 class Logged:
     """One worker's line. Owner: one thread at a time."""
 
-    def __init__(self, memory: SharedMemory, worker_id: int) -> None:
+    def __init__(self, memory: SharedMemory, index: int) -> None:
         self._memory = memory  # which stays mapped for as long as it is held here
-        self._line = memory.address + LINE.size * worker_id
+        self._line = memory.address + LINE.size * index
         self._values: dict[str, float] = {}
 
     def write(self, step: int, values: Mapping[str, float]) -> None:
@@ -48,12 +48,12 @@ class Logged:
         store64(self._line + SEQUENCE, sequence + 1)
 
 
-def read(memory: np.ndarray[Any, np.dtype[np.uint8]], worker_id: int) -> dict[str, Any] | None:
+def read(memory: np.ndarray[Any, np.dtype[np.uint8]], index: int) -> dict[str, Any] | None:
     """Returns a worker's `step` and `values`, or None where it has said nothing, or nothing that can be read.
 
     It may have been killed while it did, or have written nonsense: a status request must not fail for that.
     """
-    line = memory[LINE.size * worker_id :][: LINE.size].view(LINE.dtype)[0]
+    line = memory[LINE.size * index :][: LINE.size].view(LINE.dtype)[0]
     for _ in range(_TRIES):
         sequence, text = int(line["sequence"]), line["text"].tobytes()[: int(line["length"])]
         if sequence and not sequence & 1 and sequence == line["sequence"]:

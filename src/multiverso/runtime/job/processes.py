@@ -42,14 +42,14 @@ def ancestors(pid: int) -> Iterator[Ancestor]:
         pid = int(fields[_PARENT])
 
 
-def note_of(worker: WorkerState, logged: np.ndarray[Any, np.dtype[np.uint8]] | None) -> dict[str, Any]:
+def note_of(worker: WorkerState, logged: np.ndarray[Any, np.dtype[np.uint8]] | None, index: int) -> dict[str, Any]:
     """Returns what only a worker's own host can know of it; of a process that is gone nothing but its log."""
     cpu_seconds, resident_bytes = _usage(worker.pid) if worker.liveness == at.ALIVE else (0.0, 0)
     return {
         "program": _program(worker.pid),
         "cpu_seconds": cpu_seconds,
         "resident_bytes": resident_bytes,
-        "logged": None if logged is None else read(logged, worker.worker_id),
+        "logged": None if logged is None else read(logged, index),
     }
 
 

@@ -12,6 +12,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from multiverso.layout import words as at
+from multiverso.layout.worker_index import has_bit
 from multiverso.memory.mutex import owner_pid
 from multiverso.memory.words import load64
 from multiverso.runtime.job.control import Control, Wait, WorkerState
@@ -47,8 +48,8 @@ class WaitGraph(Struct, frozen=True):
             at.FOR_LOCK: lambda one: wait.holder and (one.pid, one.host) == (wait.holder, wait.holder_host),
             at.FOR_WORD: lambda one: one.worker_id == wait.stage,
             at.FOR_REDUCTION: lambda one: one.worker_id in [i for i, n in enumerate(wait.phases) if n < wait.target],
-            at.FOR_BATCHES: lambda one: wait.target >> one.worker_id & 1,
-            at.FOR_OTHER_HOSTS: lambda one: wait.target >> one.worker_id & 1,
+            at.FOR_BATCHES: lambda one: has_bit(wait.target, wait.stage, one.worker_id),
+            at.FOR_OTHER_HOSTS: lambda one: has_bit(wait.target, wait.stage, one.worker_id),
             at.FOR_ROUND: lambda one: one.worker_id in behind and one.worker_id in members,
             at.FOR_CLOCK: lambda one: one.worker_id in members and members[one.worker_id].clock < wait.target,
         }

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -107,8 +106,8 @@ class Catalogue:
         piece = self.find(("memory", name))
         return None if piece is None else piece.head.array(0, piece.head.size, np.uint8)
 
-    def keyed_tables(self, worker_ids: Collection[int]) -> dict[str, dict[str, Any]]:
-        """Returns what the heads of keyed tables say (`keyed_status`), by what the job calls each.
+    def keyed_tables(self) -> dict[str, dict[str, Any]]:
+        """Returns what the heads of keyed tables say (`keyed_status`), of this host's workers, by each table's name.
 
         In a synchronous job with the rounds of the table beside it, and the waits in them.
         """
@@ -118,13 +117,14 @@ class Catalogue:
             if called.startswith(KEYED_MEMORY) and piece.head.size >= HEAD_BYTES:
                 heads[called.removeprefix(KEYED_MEMORY)] = piece
         rounds = {shard.spec.part_of: shard for shard in self.shards.values()}
-        found = {}
+        there = [worker for worker in self._control.local if self._control.liveness(worker) != at.FREE]
+        found, indexes = {}, {worker: self._control.index.of(worker) for worker in there}
         for called, piece in heads.items():
             if called.startswith((COPIES, KEPT)):
                 continue
             by, _, name = called.partition(":")
             copies = heads.get(COPIES + called)
-            status = keyed_status(piece.head.address, worker_ids, None if copies is None else copies.head.address)
+            status = keyed_status(piece.head.address, indexes, None if copies is None else copies.head.address)
             if status is not None:
                 facts = {"id": piece.number, "name": name if by == "name" else None, "updater": "", "rounds": 0}
                 if (beside := rounds.get(called)) is not None:
@@ -185,23 +185,23 @@ class Catalogue:
         return piece
 
     def _make_table(self, key: Key, spec: TableSpec, mode: str, number: int) -> Piece:
-        workers = self._control.capacity
+        index = self._control.index
         consistency = MODES[mode]
-        places = Places.of(spec, workers, consistency.in_rounds, consistency.by_quorum)
+        places = Places.of(spec, index, consistency.in_rounds, consistency.by_quorum)
         offset = self._heap.reserve(places.size)
         head = self._map(offset, places.size, places.head)
         # the states' first values lie beyond the head: the rest is mapped for as long as it takes to write them
         whole = self._map(offset, places.size, places.size) if _has_values(spec) else head
-        initialise(whole.address, spec, number, workers, consistency.code)
+        initialise(whole.address, spec, number, index, consistency.code)
         self._heap.make_huge(offset, places.size)
-        shard = Shard(head, spec, workers, consistency.code)
+        shard = Shard(head, spec, index, consistency.code)
         return Piece(number, key, spec, offset, places.size, head, shard)
 
     def whole(self, piece: Piece) -> Shard:
         """Returns a table with all of its memory, for the node's own work on its values."""
         assert isinstance(piece.spec, TableSpec)
         assert piece.shard is not None
-        return Shard(self._whole(piece), piece.spec, piece.shard.workers, piece.shard.mode)
+        return Shard(self._whole(piece), piece.spec, piece.shard.index, piece.shard.mode)
 
     def _whole(self, piece: Piece) -> Segment:
         sparse = isinstance(piece.spec, MemorySpec) and piece.spec.sparse

@@ -373,9 +373,10 @@ class Creations:
         if shard is not None and enrol and not late:
             shard.enrol(worker_id)
         where = {"number": piece.number, "offset": piece.offset, "size": piece.size}
-        how = {"workers": shard.workers, "mode": shard.mode} if shard else {"workers": 0, "mode": 0}
         order = int(piece.key[1]) if piece.key[0] == "order" else 0
-        asked.connection.reply(asked.request.id, {**where, **how, "order": order, "enrol": enrol and late})
+        asked.connection.reply(
+            asked.request.id, {**where, "mode": shard.mode if shard else 0, "order": order, "enrol": enrol and late}
+        )
 
     # -- the end ---------------------------------------------------------------------------------------------
 

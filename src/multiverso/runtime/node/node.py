@@ -101,8 +101,8 @@ class Node(Closing, InProcess):
         other_hosts: Hosts | None = None,
         replaces: bool = False,
     ) -> None:
-        if workers is not None and not 1 <= workers <= at.MAX_WORKERS:
-            raise StartupError(f"a job has 1 to {at.MAX_WORKERS} workers, on all its hosts together; got {workers}")
+        if workers is not None and other_hosts is None and not 1 <= workers <= at.MAX_WORKERS:
+            raise StartupError(f"a job has 1 to {at.MAX_WORKERS} workers on a host; got {workers}")
         if on_lost not in ("stop", "continue"):
             raise StartupError(f"on_lost is 'stop' or 'continue'; got {on_lost!r}")
         self._started, self._closing = threading.Event(), threading.Event()

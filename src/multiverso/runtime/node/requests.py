@@ -54,7 +54,11 @@ class Requests:
         for worker in graph.workers.values():
             wait, there = worker.wait, notes.get(worker.worker_id, _UNKNOWN)
             is_here = worker.host == control.here
-            note = note_of(worker, logged) if is_here else {what: getattr(there, what) for what in _KNOWN}
+            note = (
+                note_of(worker, logged, control.index.of(worker.worker_id))
+                if is_here
+                else {what: getattr(there, what) for what in _KNOWN}
+            )
             workers.append(
                 {
                     "id": worker.worker_id,
@@ -85,11 +89,11 @@ class Requests:
             for table_id, shard in catalogue.shards.items()
             if shard.spec.part_of is None
         ]
-        for called, table in catalogue.keyed_tables(sorted(graph.workers)).items():
+        for called, table in catalogue.keyed_tables().items():
             remote = {worker: dict(note.keyed[called]) for worker, note in notes.items() if called in note.keyed}
             rows, columns = table["shape"]
             shape = [rows + sum(int(counts.pop("rows", 0)) for counts in remote.values()), columns]
-            tables.append(table | {"shape": shape, "workers": table["workers"] | remote})
+            tables.append(table | {"shape": shape, "workers": dict(sorted((table["workers"] | remote).items()))})
         return {
             "address": self.entrance.address,
             "host": control.here or None,

@@ -126,7 +126,7 @@ class Holdings:
         request = Create(spec.as_message(), order if by_order else None, master)
 
         def place(segment: Segment, answer: Message) -> Shard:
-            shard = Shard(segment, spec, int(answer["workers"]), int(answer["mode"]))
+            shard = Shard(segment, spec, self._session.control.index, int(answer["mode"]))
             if answer["enrol"]:
                 shard.enrol(self._session.worker_id, self._others())
             return shard
@@ -212,7 +212,7 @@ class Holdings:
         """Asks for memory, maps it, and writes this worker's part of the initial value when its turn comes."""
         session = self._session
         patience = Patience(session, deadline, what, self._link)
-        waits.begin_wait.compiled()(session.control.address, session.worker_id, at.FOR_TABLE, 0, target)
+        waits.begin_wait.compiled()(session.control.address, session.index, at.FOR_TABLE, 0, 0, target)
         try:
             answer = patience.ask(self._link, request)
             made = place(self.map(int(answer["offset"]), int(answer["size"]), sparse), answer)
@@ -225,7 +225,7 @@ class Holdings:
             self._link.give_up(str(error) if isinstance(error, OutOfMemoryError) else None)
             raise
         finally:
-            waits.finish_wait.compiled()(session.control.address, session.worker_id)
+            waits.finish_wait.compiled()(session.control.address, session.index)
 
     # -- closing ---------------------------------------------------------------------------------------------
 

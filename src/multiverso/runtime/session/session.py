@@ -156,6 +156,7 @@ class Session(InProcess):
         self._holdings.begin(descriptors)
         self.control = Control(self._holdings.map(0, place.control), place.places, place.here)
         self.worker_id = place.worker_id
+        self.index = self.control.index.of(place.worker_id)
         if (
             self.quorum is not None
             and not self.quorum.of
@@ -213,7 +214,7 @@ class Session(InProcess):
             self.flush_until(deadline)
             with self._lock:
                 target = self._raised or self.barriers + 1
-                arrive = functools.partial(waits.barrier.compiled(), self.control.address, self.worker_id, target)
+                arrive = functools.partial(waits.barrier.compiled(), self.control.address, self.index, target)
                 self.node.arrive(target)
                 code = arrive()
                 if code:
@@ -391,7 +392,7 @@ class Session(InProcess):
                 patience.raise_if_hopeless(code & 0xFFFF)
                 code = again()
         finally:
-            waits.finish_wait.compiled()(self.control.address, self.worker_id)
+            waits.finish_wait.compiled()(self.control.address, self.index)
 
     def start_deadline(self, timeout_seconds: float | None = None) -> Deadline:
         """Begins the time of a call that may wait; returns its deadline.
@@ -407,19 +408,20 @@ class Session(InProcess):
         return deadline
 
     @contextmanager
-    def waiting(self, kind: int, memory: int, target: int) -> Iterator[None]:
+    def waiting(self, kind: int, memory: int, target: int, stage: int = 0) -> Iterator[None]:
         """Publishes what this worker waits for, for as long as the block lasts.
 
         Args:
             kind: one of the ``FOR_...`` of ``layout/words.py`` (WAIT_KIND).
             memory: number of the table, or of the shared memory.
             target: what of it; of a lock, its offset.
+            stage: see there (WAIT_STAGE).
         """
-        waits.begin_wait.compiled()(self.control.address, self.worker_id, kind, memory, target)
+        waits.begin_wait.compiled()(self.control.address, self.index, kind, memory, stage, target)
         try:
             yield
         finally:
-            waits.finish_wait.compiled()(self.control.address, self.worker_id)
+            waits.finish_wait.compiled()(self.control.address, self.index)
 
     def check(self) -> None:
         """Raises ClosedError when the session is over."""

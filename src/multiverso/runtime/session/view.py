@@ -21,6 +21,7 @@ class SessionView(Protocol):
         fixed_num: how many workers the job has; None where they come and go.
         incarnation: how many processes had this worker's number before, and died.
         worker_id: this worker's number.
+        index: where its words lie in this host's memory, see `WorkerIndex`.
         barriers: the number of the last barrier that this worker has passed, which is the same in all that have.
     """
 
@@ -30,6 +31,7 @@ class SessionView(Protocol):
     fixed_num: int | None
     incarnation: int
     worker_id: int
+    index: int
     barriers: int
 
     @property

@@ -195,7 +195,7 @@ class ExchangedTables(Exchange):
         here, control = self.here, self.here.control.address
         if shard.consistency.in_rounds:
             wire = self.how.of_table(shard.spec.wire, "").wire
-            here.fabric.attach_rounds(number, shard, control, here.roster.local, overwritten, wire)
+            here.fabric.attach_rounds(number, shard, control, overwritten, wire)
             if not self._follows_rounds:
                 self._follows_rounds = True
                 follow(here, "rounds", here.fabric.follow_rounds)

@@ -14,6 +14,7 @@ import msgspec
 
 from multiverso.hosts.control.messages import Line, WaitOf
 from multiverso.layout import words as at
+from multiverso.layout.worker_index import WorkerIndex
 from multiverso.memory.words import load32, load64, store32, store64
 from multiverso.runtime.job.control import Control
 from multiverso.shards.shard import Shard
@@ -74,7 +75,7 @@ def write_line(control: Control, line: Line, shards: Mapping[int, Shard] | None 
         if line.gave_up_ns:
             store64(block + at.GAVE_UP, line.gave_up_ns + shift)
         show_progress(line, shards or {})  # before the wait, which is looked at with it
-        _write_wait(block, line, shift)
+        _write_wait(block, line, shift, control.index)
     if line.liveness == at.ALIVE:
         store32(block + at.LIVENESS, line.liveness)
     store32(block + at.PARTICIPATION, line.participation)  # last: from here on it counts
@@ -83,11 +84,12 @@ def write_line(control: Control, line: Line, shards: Mapping[int, Shard] | None 
     return before != (line.liveness, line.participation)
 
 
-def _write_wait(block: int, line: Line, shift: int) -> None:
+def _write_wait(block: int, line: Line, shift: int, index: WorkerIndex) -> None:
     """As `kernels.waits.publish_wait` does, from plain Python; a wait that continues keeps its number."""
     wait = line.wait or WaitOf(0, 0, 0, 0, -shift)
     since = wait.since_ns + shift
-    words = {at.WAIT_TABLE: wait.table, at.WAIT_STAGE: wait.stage, at.WAIT_KIND: wait.kind}
+    stage = index.of(wait.stage) if wait.kind == at.FOR_WORD and 0 <= wait.stage <= index.workers else wait.stage
+    words = {at.WAIT_TABLE: wait.table, at.WAIT_STAGE: stage, at.WAIT_KIND: wait.kind}
     is_same = load64(block + at.WAIT_TARGET) == wait.target and abs(load64(block + at.WAIT_SINCE) - since) < _SAME_NS
     if is_same and all(load32(block + word) == value for word, value in words.items()):
         return

@@ -26,6 +26,7 @@ from multiverso.hosts.peer.frames import Body
 from multiverso.hosts.peer.messages import Messages
 from multiverso.hosts.peer.resources import Array
 from multiverso.layout.records import Record
+from multiverso.layout.worker_index import bits_of
 from multiverso.memory.segment import Segment
 from multiverso.memory.words import load64, store64
 from multiverso.node_log import log
@@ -38,6 +39,7 @@ SMALL_NAME, LARGE_NAME = "multiverso-reduce-hosts-small", "multiverso-reduce-hos
 LINE = Record(128)
 DONE = LINE.int64("done")  # the last piece whose result is here
 MISSING = LINE.int64("missing")  # the workers that the next one waits for, a bit each
+MISSING_OF = LINE.int64("missing_of")  # of which 64 workers: see `bits_of`
 FAILED = LINE.int64("failed")  # why no other piece will be done: one of the below
 DIFFERENT, BROKEN = 1, 2
 
@@ -75,7 +77,6 @@ class Reductions:
         self._here, self._messages = here, messages
         roster = here.roster
         self._local = list(roster.local)
-        self._bits = {host: sum(1 << worker for worker in roster.workers_of(host)) for host in range(roster.hosts)}
         self._combining = Combining(roster.host, list(range(roster.hosts)), messages.send, messages.free)
         self._contributions: dict[int, dict[int, tuple[Any, ...]]] = {}
         self._segments: dict[str, Segment] = {}
@@ -184,14 +185,16 @@ class Reductions:
         if not self._contributions and SMALL_NAME not in self._segments:
             return  # only other hosts have begun
         number = self._done + 1
-        mask = self._bits[self._here.roster.host]
-        for worker in self._contributions.get(number, {}):
-            mask &= ~(1 << worker)
+        missing = set(self._local).difference(self._contributions.get(number, ()))
         for host in self._combining.missing(number):
-            mask |= self._bits[host]
+            missing.update(self._here.roster.workers_of(host))
+        mask, which = bits_of(missing)
         line = self._segment(SMALL_NAME).address
         before = load64(line + DONE)
-        store64(line + MISSING, mask - (1 << 64) if mask >> 63 else mask)
+        if load64(line + MISSING_OF) != which:
+            store64(line + MISSING, 0)  # nobody, for who looks between the two
+        store64(line + MISSING_OF, which)
+        store64(line + MISSING, mask)
         store64(line + DONE, self._done)
         if self._done != before:
             self._here.control.notify()

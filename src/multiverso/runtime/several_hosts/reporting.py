@@ -55,7 +55,7 @@ class Reporter:
         changed = {line.worker_id: line for line in lines if self._last_lines.get(line.worker_id) != line}
         # what one that has left has done is all that there will be
         with_notes |= any(not line.is_live and self._was_live(line.worker_id) for line in changed.values())
-        keyed = catalogue.keyed_tables(local) if with_notes else {}
+        keyed = catalogue.keyed_tables() if with_notes else {}
         for line in lines if with_notes else ():
             worker = line.worker_id
             tables = {number: shard.statistics(worker) for number, shard in shards.items()}
@@ -63,7 +63,7 @@ class Reporter:
             is_first = worker == local[0]
             if is_first:
                 by_key = {called: counts | {"rows": keyed[called]["shape"][0]} for called, counts in by_key.items()}
-            known = note_of(control.worker(worker), catalogue.memory(MEMORY))
+            known = note_of(control.worker(worker), catalogue.memory(MEMORY), control.index.of(worker))
             note = Note(**known, tables=tables, keyed=by_key, host=self._facts() if is_first else None)
             if note != self._last_notes.get(worker):
                 self._last_notes[worker] = note

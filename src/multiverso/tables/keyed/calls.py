@@ -65,12 +65,12 @@ class KeyedCalls:
         self._mine = _Mine()
         self._unfinished: Adding | Removing | None = None
         self._closed: str | None = None  # why nothing is done any more
-        self._rows_done = memory.position(session.worker_id)  # of the add that is under way
+        self._rows_done = memory.position(session.index)  # of the add that is under way
         self._growth = Growth(memory, spec.row_bytes)
         self._budget = Budget()
         self._most_keys = (spec.eviction.most_keys if spec.eviction else None) or 0
         enter = kernels.enter.compiled()
-        arguments = (session.control.address, memory.address, session.worker_id)
+        arguments = (session.control.address, memory.address, session.index)
         code = enter(*arguments)
         if code:
             session.resume(code, lambda: enter(*arguments), None, f"a row of the {spec}")
@@ -157,7 +157,7 @@ class KeyedCalls:
             while seen[0] < removal.WHOLE:
                 self._clear(None)  # a slice at a time: the interpreter may have a signal to handle
                 slice_end = min(end, time.monotonic_ns() + 50_000_000)
-                evict(*places, self._session.worker_id, seen, slice_end)
+                evict(*places, self._session.index, seen, slice_end)
                 if time.monotonic_ns() >= end:
                     break
         return int(seen[1])
@@ -192,7 +192,7 @@ class KeyedCalls:
     ) -> None:
         """Runs a kernel to its end, from some progress on; under the lock."""
         compiled, session = kernel.compiled(), self._session
-        control, base, me = session.control.address, self._memory.address, session.worker_id
+        control, base, me = session.control.address, self._memory.address, session.index
         code = [compiled(control, base, *updater, me, *arguments, progress)]
         if code[0] & 0xFFFF == FULL:
             raise self.full()
@@ -355,7 +355,7 @@ class KeyedCalls:
 
     def release(self) -> None:
         """Ends what pins the rows that were found; under the lock."""
-        kernels.release.compiled()(self._memory.address, self._session.worker_id)
+        kernels.release.compiled()(self._memory.address, self._session.index)
 
     @property
     def address(self) -> int:

@@ -138,10 +138,10 @@ class Desk:
     # -- inside ----------------------------------------------------------------------------------------------
 
     def _lane(self, lane: int) -> int:
-        return self._memory.address + desk.lane_at(self._session.worker_id, lane)
+        return self._memory.address + desk.lane_at(self._session.index, lane)
 
     def _bytes(self, count: int) -> Bytes:
-        begin = desk.lane_at(self._session.worker_id, _WAIT) + desk.LANE.size
+        begin = desk.lane_at(self._session.index, _WAIT) + desk.LANE.size
         return self._memory.array[begin : begin + count]
 
     def _room(self, keys: int) -> Keys:
@@ -149,7 +149,7 @@ class Desk:
 
     def _put(self, lane: _Lane, what: int, keys: Keys, argument: int) -> int:
         base = self._lane(lane)
-        begin = desk.lane_at(self._session.worker_id, lane) + desk.LANE.size
+        begin = desk.lane_at(self._session.index, lane) + desk.LANE.size
         self._memory.array[begin : begin + 8 * keys.size].view(np.int64)[:] = keys
         number = load64(base + desk.ASKED) + 1
         for word, value in ((desk.WHAT, what), (desk.COUNT, keys.size), (desk.ARGUMENT, argument)):

@@ -75,7 +75,7 @@ class KeyedMemory:
         )
         memory = cls(found, spec)
         memory.check_equal(spec)
-        line = memory._line(session.worker_id)
+        line = memory._line(session.index)
         block = session.control.block(session.worker_id)
         store64(line + at.ATTACHMENT, load64(block + ATTACHMENT))
         return memory

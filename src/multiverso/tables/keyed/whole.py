@@ -56,7 +56,7 @@ class KeyedPasses:
     def _next_rows(self, found: Keys, generation: int, size: int) -> tuple[Keys, Keys, npt.NDArray[np.uint8]]:
         found[1] = 0
         parts = tuple(np.empty(16 * _SEGMENT_ENTRIES, np.int64) for _ in range(3))
-        kernels.hold.compiled()(self._memory.address, self._session.worker_id)
+        kernels.hold.compiled()(self._memory.address, self._session.index)
         self._fill(found, parts)
         keys, values, kinds = (part[: found[1]] for part in parts)
         places = values & layout.NO_ROW
@@ -99,7 +99,7 @@ class KeyedPasses:
         self._calls.alone(self._calls.run, passes.note_use, (keys, uses), None)
 
     def _fill(self, found: Keys, parts: tuple[Array, ...]) -> None:
-        arguments = (self._session.control.address, self._memory.address, self._session.worker_id)
+        arguments = (self._session.control.address, self._memory.address, self._session.index)
         call: Callable[..., int] = passes.entries.compiled()
         code = call(*arguments, found, *parts)
         if code:
