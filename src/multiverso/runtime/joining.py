@@ -83,7 +83,7 @@ def join(
     left = {name: environ.get(variable) or None for name, variable in VARIABLES.items()}
     exchange = ExchangeOptions.of(**{name: left[name] if value is None else value for name, value in asked.items()})
     job = discover(environ)
-    if job.local_num > MAX_WORKERS or job.workers_num > MOST_WORKERS:
+    if job.address is None and (job.local_num > MAX_WORKERS or job.workers_num > MOST_WORKERS):
         raise StartupError(
             f"a job has 1 to {MAX_WORKERS} workers on each host, and {MOST_WORKERS} at most; {job.started_by} has "
             f"started {job.local_num} here, of {job.workers_num}: start fewer, and give each more threads "
