@@ -88,5 +88,5 @@ def awaited_in(session: Session) -> list[list[int]]:
 
 
 def test_a_host_has_at_most_64_workers() -> None:
-    with pytest.raises(StartupError, match="each host of a job has 1 to 64 workers, .* 4096 at most; got 65, 1"):
+    with pytest.raises(StartupError, match=r"each host of a job has 1 to 64 workers, .* 4096 at most; got 65, 1"):
         Roster(0, ("a", "b"), (65, 1), ("127.0.0.1", 1))
