@@ -67,9 +67,9 @@ class Hand:
 NODE, WORKER = Hand(True), Hand(False)
 
 
-def table_memory(*states: State) -> Piece:
-    spec = replace(KeyedSpec.of(COLUMNS, "int64", 0, 0, ADD, None), states=states)
-    places = keyed.places(spec.row_bytes, 300)
+def table_memory(*states: State, columns: int = COLUMNS, dtype: str = "int64", rows: int = 300) -> Piece:
+    spec = replace(KeyedSpec.of(columns, dtype, 0, 0, ADD, None), states=states)
+    places = keyed.places(spec.row_bytes, rows)
     piece = Piece(places["size"])
     write_empty(piece.address, spec, places)
     return piece
