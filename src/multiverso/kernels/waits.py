@@ -184,7 +184,7 @@ def is_lost(control, worker):
 def _gate_state(control, continues):
     """Of a barrier across hosts that the node has not released: one that was lost may have taken its adds with it."""
     for worker in range(load32(control + at.CAPACITY)):
-        if continues == 0 and is_lost(control, worker) and worker != load32(control + at.NODE_BLOCK):
+        if continues == 0 and is_lost(control, worker):
             return LOST_SOMEONE
     return NOT_READY
 
@@ -196,7 +196,7 @@ def _barrier_state(control, target):
     state = READY
     for worker in range(load32(control + at.CAPACITY)):
         reached = block_of(control, worker) + at.BARRIER
-        if load64(reached) >= target or worker == load32(control + at.NODE_BLOCK):
+        if load64(reached) >= target:
             continue
         # between hosts the node awaits those that live: how far others' are is shown here late, and wakes nobody
         if not gated and is_live(control, worker):

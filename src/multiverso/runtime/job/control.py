@@ -188,8 +188,11 @@ class Control:
         store32(self.block(worker_id) + at.PID, pid)
 
     def node_is_lost(self) -> None:
-        """Publishes that the node will never release what it holds (any worker, which has seen it)."""
-        store32(self.block(self.capacity) + at.LIVENESS, at.LOST)
+        """Publishes that the node will never release what it holds (any worker, which has seen it).
+
+        Not as lost: on several hosts waits look for lost workers in all blocks, its own among them.
+        """
+        store32(self.block(self.capacity) + at.LIVENESS, at.GONE)
 
     def lost(self) -> list[int]:
         """Returns the workers that died, or exited without ``shutdown()``, the first one first (the node)."""
