@@ -10,8 +10,9 @@ from collections.abc import Callable
 
 from multiverso.hosts.peer.frames import RECEIVED, Body, Header, Numbered, Outgoing, ProtocolError, unknown
 from multiverso.hosts.peer.peers import Peers
+from multiverso.hosts.peer.receiver import Receiver
 from multiverso.hosts.peer.resources import Buffers, Pace, owner, view
-from multiverso.hosts.transport.handshake import MESSAGES
+from multiverso.hosts.transport.handshake import MESSAGES, ROLES
 
 MESSAGE = 14  # the kind of frame
 LONGEST_MESSAGE = 8 << 20
@@ -68,7 +69,7 @@ class Messages:
         self._pool = Buffers(_KEPT)
         self._streams: dict[int, Stream] = {}
         self._deliver, self._peers, self._role = deliver, peers, role
-        self._open = peers.carry(role, self._new_stream, Pace(0))
+        self._open = peers.carry(role, self._new_stream, Pace(0), Receiver(f"multiverso-{ROLES[role]}-in"))
 
     def _new_stream(self, host: int) -> Stream:
         stream = self._streams[host] = Stream(functools.partial(self._deliver, host), self._pool)

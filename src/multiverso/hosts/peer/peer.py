@@ -1,6 +1,7 @@
 """A connection to another node that is made again whenever it is cut, and the threads that carry frames over it.
 
-One thread receives, and connects again; one sends. What the frames mean is known to the protocols that are carried.
+One thread connects again, and receives where no `Receiver` does; one sends. What the frames mean is known to the
+protocols that are carried.
 """
 
 from __future__ import annotations
@@ -9,11 +10,13 @@ import contextlib
 import socket
 import threading
 import time
+import traceback
 from collections.abc import Callable
 
 from multiverso.deadline import Deadline
 from multiverso.errors import MultiversoError
 from multiverso.hosts.peer.frames import HEADER_BYTES, LONGEST_BODY, Numbered, Outgoing, ProtocolError, Reader
+from multiverso.hosts.peer.receiver import Receiver
 from multiverso.hosts.peer.resources import Pace
 from multiverso.hosts.transport.channel import FAR, Channel, RefusedError
 from multiverso.hosts.transport.handshake import Begun, Hello
@@ -36,6 +39,7 @@ class Peer:
         dial: connects with a generation; None where the peer does.
         name: of its threads.
         latest_seconds: the longest pause between two attempts to connect; a second.
+        receiver: receives for this peer and others; None: a thread of its own does.
 
     Attributes:
         failed: why it will never be connected, if that is so.
@@ -52,11 +56,12 @@ class Peer:
         dial: Dial | None,
         name: str,
         latest_seconds: float | None = None,
+        receiver: Receiver | None = None,
     ) -> None:
         self.number = number
         self.failed: str | None = None
         self.connections = self.connections_before = self.bytes_sent = self.bytes_received = 0
-        self._carried, self._name = carried, name
+        self._carried, self._name, self._receiver = carried, name, receiver
         self._pace, self._dial, self._latest = pace, dial, latest_seconds
         self._wake = threading.Condition()
         self._poked = self._closing_soon = False
@@ -293,7 +298,10 @@ class Peer:
             except RuntimeError as error:  # the system gives no thread, perhaps not for long
                 raise MemoryError(str(error)) from error
             self._reader = Reader()
-            self._receive(channel)
+            if self._receiver is None:
+                self._receive(channel)
+            else:
+                self._receiver.receive(channel.fileno(), self._receive_some)
         finally:
             ended.set()
             channel.shutdown()
@@ -335,6 +343,19 @@ class Peer:
                     # this node may have done enough for others lately: what they push waits in the connection
                     if pause:
                         self._closing.wait(min(pause, _MOST_PAUSE_SECONDS))
+
+    def _receive_some(self) -> bool:
+        """For the receiver: takes what is there, and acknowledges it; returns whether the connection goes on."""
+        try:
+            self.receive_now()
+        except Exception:
+            log(f"the connection to host {self.number} was closed: {traceback.format_exc()}")
+            return False
+        channel = self._channel
+        if channel is None or self._reader is None:
+            return False
+        channel.acknowledge()
+        return True
 
     def receive_now(self) -> None:
         """Receives in the calling thread what is there already, unless another one does so."""

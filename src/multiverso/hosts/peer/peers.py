@@ -15,6 +15,7 @@ from multiverso.deadline import Deadline
 from multiverso.errors import MultiversoError
 from multiverso.hosts.peer.frames import Numbered
 from multiverso.hosts.peer.peer import Peer
+from multiverso.hosts.peer.receiver import Receiver
 from multiverso.hosts.peer.resources import Pace
 from multiverso.hosts.transport.channel import Channel, RefusedError
 from multiverso.hosts.transport.credentials import Credentials
@@ -46,7 +47,8 @@ class Peers:
         self._credentials, self._bind = credentials, bind
         self._incarnation = int.from_bytes(os.urandom(8), "big")
         self._addresses: dict[int, Address] = {}
-        self._carried: dict[int, tuple[Callable[[int], Numbered], Pace]] = {}  # by role
+        # by role
+        self._carried: dict[int, tuple[Callable[[int], Numbered], Pace, Receiver | None]] = {}
         self._peers: dict[int, dict[int, Peer]] = {}  # by role and host, once it is open
         self._incarnations: dict[int, int] = {}  # of the hosts that have been connected
         self._fenced: set[int] = set()  # those of hosts that were lost
@@ -82,18 +84,21 @@ class Peers:
             for peer in self.to(number):
                 self._start(peer)
 
-    def carry(self, role: int, make: Callable[[int], Numbered], pace: Pace) -> Mapping[int, Peer]:
+    def carry(
+        self, role: int, make: Callable[[int], Numbered], pace: Pace, receiver: Receiver | None = None
+    ) -> Mapping[int, Peer]:
         """Sets what goes over the connections of a role; before `listen`.
 
         Args:
             role: of `handshake.ROLES`.
             make: makes this host's end of the protocol with another host.
             pace: the node's budget.
+            receiver: one for all of them, which is closed with them; None: each has a thread that receives.
 
         Returns:
             the connection to each other host, once the role is open.
         """
-        self._carried[role] = make, pace
+        self._carried[role] = make, pace, receiver
         return self._peers.setdefault(role, {})
 
     def open(self, role: int) -> None:
@@ -128,9 +133,9 @@ class Peers:
             self._dialling.append(dialling)
 
     def _new_peer(self, role: int, number: int) -> Peer:
-        make, pace = self._carried[role]
+        make, pace, receiver = self._carried[role]
         dial = functools.partial(self._dial, role, number) if number < self.host else None
-        return Peer(number, make(number), pace, dial, ROLES[role])
+        return Peer(number, make(number), pace, dial, ROLES[role], receiver=receiver)
 
     def to(self, number: int) -> list[Peer]:
         """Returns the connections to a host, one of each role that is open."""
@@ -191,5 +196,8 @@ class Peers:
             peer.close(deadline)
         for thread in self._dialling:
             thread.join()
+        for *_, receiver in self._carried.values():
+            if receiver is not None:
+                receiver.close()
         if self._listener is not None:
             self._listener.join()

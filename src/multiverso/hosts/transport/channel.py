@@ -88,9 +88,17 @@ class Channel:
         then the sender's `delay` and `busy_seconds` take an idle connection for a slow one.
         """
         if not self._poll.poll(_SOON_MS):
-            with contextlib.suppress(OSError):  # no TCP, or the end
-                self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_QUICKACK, _ONCE)
+            self.acknowledge()
             self._poll.poll()
+
+    def acknowledge(self) -> None:
+        """Acknowledges what has come, if nothing that was sent has done so."""
+        with contextlib.suppress(OSError):  # no TCP, or the end
+            self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_QUICKACK, _ONCE)
+
+    def fileno(self) -> int:
+        """The descriptor that is readable when there is something to receive, or the end."""
+        return self._socket.fileno()
 
     @property
     def holds_some(self) -> bool:
