@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from multiverso.layout.words import MAX_WORKERS, MOST_WORKERS
-from multiverso.layout.worker_index import WorkerIndex, bits_of, has_bit
+from multiverso.layout.worker_index import WorkerIndex, bits_of, has_bit, masks_of, workers_in
 
 
 def test_on_one_host_a_worker_is_where_its_number_says() -> None:
@@ -33,3 +33,10 @@ def test_a_wait_names_those_it_is_for_who_are_near_the_first(workers: set[int]) 
     assert -(1 << 63) <= mask < 1 << 63
     named = {i for i in range(MOST_WORKERS) if has_bit(mask, which, i)}
     assert named == {i for i in workers if i // 64 == min(workers) // 64}
+
+
+@given(st.sets(st.integers(0, 299)))
+def test_masks_say_all_of_them(workers: set[int]) -> None:
+    masks = masks_of(workers, 300)
+    assert len(masks) == 5
+    assert workers_in(masks) == workers

@@ -6,11 +6,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from core_support import wait_for
+from core_support import let_die, outcome, wait_for
 from rehearsing import rehearsal
 
 import multiverso as mv
-from multiverso.errors import StartupError
+from multiverso.errors import StartupError, WorkerLostError
 from multiverso.hosts.roster import Roster
 from multiverso.layout import words as at
 from multiverso.runtime import Session
@@ -65,6 +65,35 @@ def test_workers_beyond_the_64th_are_waited_for(mode: dict[str, Any]) -> None:
         found = job.run(work, **OPTIONS, **mode)
     assert [sums for sums, _ in found] == [{2 * SUM}] * WORKERS
     assert all(means == found[0][1] for _, means in found)
+
+
+def test_a_host_with_all_64_workers_has_rounds() -> None:
+    """Bits of all of them are -1 as a number, which once meant that one is not ready."""
+
+    def work(session: Session) -> set[int]:
+        sums = mv.ArrayTableHandler(3, dtype="int64", session=session)
+        sums.add(np.full(3, 1 + session.worker_id))
+        return set(sums.get().tolist())
+
+    with rehearsal(64, 1) as job:
+        assert job.run(work, sync=True, **OPTIONS) == [{65 * 66 // 2}] * 65
+
+
+def test_a_lost_worker_beyond_the_64th_ends_an_all_reduce_though_others_have_not_come() -> None:
+    last = WORKERS - 1
+
+    def work(session: Session) -> Any:
+        if session.worker_id == 3:
+            wait_for(lambda: sum(error is not None for error in errors) == WORKERS - 2, 60)
+        elif session.worker_id == last:
+            let_die(session)
+        else:
+            errors[session.worker_id] = outcome(lambda: all_reduce(session, np.ones(3)))
+
+    errors: list[Any] = [None] * WORKERS
+    with rehearsal(*HOSTS) as job:
+        job.run(work, **OPTIONS)
+    assert all(isinstance(error, WorkerLostError) for i, error in enumerate(errors) if i not in (3, last))
 
 
 def test_one_beyond_the_64th_that_others_wait_for_is_named() -> None:

@@ -7,6 +7,8 @@ from collections.abc import Iterable
 
 from msgspec import Struct
 
+from multiverso.layout.words import MOST_WORKERS
+
 
 class WorkerIndex(Struct, frozen=True, dict=True):
     """Where the words of each worker of a job lie in one host's memory.
@@ -66,10 +68,27 @@ def bits_of(workers: Iterable[int]) -> tuple[int, int]:
 
     Of workers farther apart it is those near the first one.
     """
-    some = sorted(workers)
-    which = some[0] // 64 if some else 0
-    mask = sum(1 << worker % 64 for worker in some if worker // 64 == which)
-    return mask - (1 << 64) if mask >> 63 else mask, which
+    masks = masks_of(workers, MOST_WORKERS)
+    return next(((mask, which) for which, mask in enumerate(masks) if mask), (0, 0))
+
+
+def masks_of(workers: Iterable[int], most: int) -> list[int]:
+    """Returns some of so many workers as bits, 64 in each number with a sign."""
+    masks = [0] * (-(-most // 64))
+    for worker in workers:
+        masks[worker // 64] |= 1 << worker % 64
+    return [mask - (1 << 64) if mask >> 63 else mask for mask in masks]
+
+
+def workers_in(masks: Iterable[int]) -> set[int]:
+    """The inverse of `masks_of`."""
+    found = set()
+    for which, mask in enumerate(masks):
+        left = mask & (1 << 64) - 1
+        while left:
+            found.add(64 * which + (left & -left).bit_length() - 1)
+            left &= left - 1
+    return found
 
 
 def has_bit(mask: int, which: int, worker: int) -> bool:

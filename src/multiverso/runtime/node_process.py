@@ -65,11 +65,13 @@ def main(descriptor: int, workers: int, on_lost: str, starter: int) -> None:
 def _has_begun(node: Node, starter: int) -> bool:
     """Waits for the first worker; not for long where the one that has started this node was killed before it came."""
     deadline, is_orphan = Deadline.after(_FIRST_WORKER_SECONDS), False
-    while not node.had_workers and not deadline.passed:
+    while not deadline.passed:
+        if node.had_workers:
+            return True
         if os.getppid() != starter and not is_orphan:
             deadline, is_orphan = Deadline.after(_ORPHAN_SECONDS), True
         node.wait(_LOOK_SECONDS)
-    return node.had_workers
+    return False
 
 
 def _say_why(door: socket.socket, error: StartupError) -> None:

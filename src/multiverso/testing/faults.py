@@ -57,11 +57,11 @@ def die_with_lock(table: Any, stripe: int = 0) -> NoReturn:
 def hold_stripe(table: Any, stripe: int = 0) -> None:
     """Takes one stripe of an asynchronous table, as a process would that is stopped there."""
     session = table._session
-    place = (session.control.address, table._shard.base, session.worker_id, stripe)
+    place = (session.control.address, table._shard.base, session.index, stripe)
     if code := locking.hold_stripe.compiled()(*place):
         raise OSError(code, "the stripe's word could not be taken")
 
 
 def free_stripe(table: Any, stripe: int = 0) -> None:
     """The end of `hold_stripe`: what the stripe guards counts as changed."""
-    locking.free_stripe.compiled()(table._shard.base, table._session.worker_id, stripe)
+    locking.free_stripe.compiled()(table._shard.base, table._session.index, stripe)

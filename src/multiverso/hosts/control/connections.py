@@ -20,6 +20,7 @@ from multiverso.hosts.control.messages import Address, Alone, Order, Report, ToH
 from multiverso.hosts.control.messages import Hello as HelloReport
 from multiverso.hosts.peer.conversation import Conversation, Timeouts, ending
 from multiverso.hosts.peer.peer import Dial, Peer
+from multiverso.hosts.peer.receiver import Receiver
 from multiverso.hosts.peer.resources import Pace
 from multiverso.hosts.roster import Roster
 from multiverso.hosts.transport.channel import Channel, RefusedError
@@ -50,6 +51,7 @@ class Talk(Conversation):
         deliver: gets each message once, in order, by one thread at a time.
         dial: connects; None where the other one does.
         first: a connection that there is already.
+        receiver: see `Peer`.
     """
 
     def __init__(
@@ -59,9 +61,10 @@ class Talk(Conversation):
         deliver: Callable[[memoryview], None],
         dial: Dial | None,
         first: tuple[Channel, Hello] | None = None,
+        receiver: Receiver | None = None,
     ) -> None:
         super().__init__(deliver, timeouts)
-        self.peer = Peer(host, self, Pace(0), dial, "control", _SOON_SECONDS)
+        self.peer = Peer(host, self, Pace(0), dial, "control", _SOON_SECONDS, receiver)
         self.peer.start(first)
 
     def say(self, message: bytes) -> None:
@@ -112,6 +115,7 @@ class Centre:
         self._deliver = deliver
         self._coordinator = Coordinator(roster)
         self._lock = threading.Lock()  # of the coordinator, and of who has come and who is lost
+        self._receiver = Receiver("multiverso-control-in")
         # from the first: what is said to a host that has not come yet is said when it comes
         self._talks = {host: self._new_talk(host) for host in range(1, roster.hosts)}
         self._incarnations: dict[int, int] = {}  # of those that have come
@@ -127,7 +131,7 @@ class Centre:
         def take(body: memoryview) -> None:
             self._take(host, report_of(body), talk)
 
-        talk = Talk(host, Timeouts.of(self._roster.grace), take, None)
+        talk = Talk(host, Timeouts.of(self._roster.grace), take, None, receiver=self._receiver)
         return talk
 
     @property
@@ -159,6 +163,7 @@ class Centre:
         for talk in self._talks.values():
             talk.close(flushed)
         self.listener.join()
+        self._receiver.close()
         self._watching.join(_JOIN_SECONDS)
 
     def _let_in(self, channel: Channel, theirs: Hello) -> None:

@@ -38,7 +38,7 @@ class RoundMemory:
         self.wire = Wire.of("native" if shard.spec.convex else wire, shard.spec.dtype)
         self._control = control
         self._node = shard.index.here  # its slot is where sums for an updater go
-        self._local = (1 << self._node) - 1 if self._node < at.MAX_WORKERS else -1
+        self._ready = np.zeros(1, np.int64)
         self._begins = int(shard.spec.updater == "add")
         self._sum_begins = int(self._begins and not self.is_coded)
         self.dtype = np.dtype(shard.spec.dtype)
@@ -60,8 +60,8 @@ class RoundMemory:
 
     def members(self, number: int) -> int | None:
         """Returns who of this host takes part in a round, a bit each, or None while one is not ready."""
-        members = self._members(self._control, self._shard.base, self._local, number)
-        return None if members == -1 else members
+        is_ready = self._members(self._control, self._shard.base, number, self._ready)
+        return int(self._ready[0]) if is_ready else None
 
     def who_came(self, number: int) -> Came:
         """With a quorum: returns who of this host has come to a round, and who may come."""
@@ -72,7 +72,7 @@ class RoundMemory:
 
     def wanted(self, number: int) -> bool:
         """Returns whether a live worker of this host waits for a round."""
-        return number > 0 and bool(self._wanted(self._control, self._shard.base, self._local, number))
+        return number > 0 and bool(self._wanted(self._control, self._shard.base, number))
 
     def decide(self, number: int, members: int) -> int:
         """Fixes who takes part in a round, and returns it."""

@@ -35,7 +35,7 @@ class QuorumMemory(RoundMemory):
 
     def who_came(self, number: int) -> Came:
         """See `RoundMemory.who_came`."""
-        self._count(self._control, self._shard.base, self._local, number, self._counted)
+        self._count(self._control, self._shard.base, number, self._counted)
         return Came(*self._counted.tolist())
 
     def wake(self) -> None:
@@ -48,7 +48,7 @@ class QuorumMemory(RoundMemory):
 
     def decide(self, number: int, members: int) -> int:
         """Closes a round here: returns who is in it."""
-        self._in_round = int(self._close(self._shard.base, self._local, number))
+        self._in_round = int(self._close(self._shard.base, number))
         return self._in_round
 
     def fold(self, number: int, chunk: int, members: int, total: Array, count: int) -> int:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from multiverso.compiling.atomics import add32, array_at, futex_wait, load32, load64, store64
-from multiverso.compiling.declaring import Address, Data, Int, inner, kernel
+from multiverso.compiling.declaring import Address, Data, Int, Words, inner, kernel
 from multiverso.kernels.dense import PART, add_into, copy_into
 from multiverso.kernels.rounds.folding import NOTHING, add_one, bounds, buffer_of, slot_at, step_of, weight_of
 from multiverso.kernels.waits import header_of, is_live, line_of, notify
@@ -17,13 +17,13 @@ from multiverso.layout import words as at
 
 
 @kernel
-def members_of(control: Address, base: Address, local: Int, number: Int) -> Int:
-    """Returns who of this host's workers (``local``: bits) takes part in a round, or -1 while one is not ready."""
+def members_of(control: Address, base: Address, number: Int, found: Words) -> Int:
+    """Writes who of this host's workers takes part in a round, a bit each; returns 0 while one is not ready."""
     step = step_of(base, number, header_of(base).chunk_count - 1)
     members = np.int64(0)
     for worker in range(header_of(base).node_line):
         line = line_of(base, worker)
-        if not (local >> worker) & 1 or load32(line + at.ENROLLED) != 1:
+        if load32(line + at.ENROLLED) != 1:
             continue
         here = is_live(control, worker)  # before its slot: a worker that leaves has said before that it is ready
         if load64(line + at.FIRST_STEP) > step:
@@ -31,17 +31,18 @@ def members_of(control: Address, base: Address, local: Int, number: Int) -> Int:
         if load64(line + at.STAGED) >= step:
             members |= np.int64(1) << worker
         elif here:
-            return -1
-    return int(members)
+            return 0
+    found[0] = members
+    return 1
 
 
 @kernel
-def waits_for(control: Address, base: Address, local: Int, number: Int) -> Int:
+def waits_for(control: Address, base: Address, number: Int) -> Int:
     """Returns 1 when a live worker of this host is ready for a round, so that it is wanted."""
     step = step_of(base, number, header_of(base).chunk_count - 1)
     for worker in range(header_of(base).node_line):
         line = line_of(base, worker)
-        here = (local >> worker) & 1 and load32(line + at.ENROLLED) == 1 and is_live(control, worker)
+        here = load32(line + at.ENROLLED) == 1 and is_live(control, worker)
         if here and load64(line + at.STAGED) >= step:
             return 1
     return 0

@@ -24,14 +24,14 @@ CAME, AWAITING, THERE, ELSEWHERE, HELD, RELEASED, NEEDED, OF, GRACE = range(9)
 
 
 @kernel
-def came(control: Address, base: Address, local: Int, number: Int, found: Words) -> None:
-    """Counts this host's workers (``local``: bits) that have come to a round, and those that may come."""
+def came(control: Address, base: Address, number: Int, found: Words) -> None:
+    """Counts this host's workers that have come to a round, and those that may come."""
     found[:] = 0
     stops = load32(control + at.CONTINUE_WITHOUT_LOST) == 0
     found[RELEASED] = load64(control + at.RELEASED)
     for worker in range(header_of(base).node_line):
         line = line_of(base, worker)
-        if not (local >> worker) & 1 or load32(line + at.ENROLLED) != 1:
+        if load32(line + at.ENROLLED) != 1:
             continue
         here = takes_part(control, base, worker, number)  # before its slot: one that leaves makes that ready first
         if load64(line + at.STAGED) == number:
@@ -57,7 +57,7 @@ def wake(control: Address) -> None:
 
 
 @kernel
-def close(base: Address, local: Int, number: Int) -> Int:
+def close(base: Address, number: Int) -> Int:
     """Closes a round on this host: returns who is in it, a bit each. One that leaves makes it look again."""
     node = header_of(base).node_line
     while True:
@@ -65,7 +65,7 @@ def close(base: Address, local: Int, number: Int) -> Int:
         members = np.int64(0)
         for worker in range(node):
             line = line_of(base, worker)
-            if (local >> worker) & 1 and load32(line + at.ENROLLED) == 1 and load64(line + at.STAGED) == number:
+            if load32(line + at.ENROLLED) == 1 and load64(line + at.STAGED) == number:
                 members |= np.int64(1) << worker
         store64(line_of(base, node) + at.PROPOSALS, int(members))
         if compare_swap64(base + at.DECISIONS, decision, (number << 16) | (node + 1)) == decision:

@@ -15,7 +15,7 @@ from multiverso.errors import MultiversoError
 from multiverso.hosts.combining import PIECE_BYTES, PIECES
 from multiverso.hosts.peer.resources import Array
 from multiverso.layout import words as at
-from multiverso.layout.worker_index import has_bit
+from multiverso.layout.worker_index import bits_of, workers_in
 from multiverso.memory.segment import SharedMemory
 from multiverso.memory.words import load32, load64, wait_for_change
 from multiverso.runtime.session.patience import Patience
@@ -25,7 +25,6 @@ from multiverso.runtime.several_hosts.reductions import (
     DONE,
     FAILED,
     MISSING,
-    MISSING_OF,
     SMALL_NAME,
     memory_bytes,
     slot_at,
@@ -109,7 +108,7 @@ class AcrossHosts:
         session, line = self._session, self._line
         control = session.control
         patience = Patience(session, deadline, what)
-        said: tuple[int, int] | None = None
+        said: set[int] | None = None
         # A worker that went while this one trained may have given its part before.
         self._gone_since = time.monotonic()
         with ExitStack() as wait:
@@ -126,7 +125,8 @@ class AcrossHosts:
                 if missing != said:
                     said = missing
                     wait.close()
-                    wait.enter_context(session.waiting(at.FOR_OTHER_HOSTS, self._memories[SMALL_NAME].number, *missing))
+                    memory = self._memories[SMALL_NAME].number
+                    wait.enter_context(session.waiting(at.FOR_OTHER_HOSTS, memory, *bits_of(missing)))
                 left = deadline.slice_left()
                 gone = self._gone_for(missing)
                 if gone is not None:
@@ -136,18 +136,18 @@ class AcrossHosts:
                 patience.raise_if_over()
                 wait_for_change(control.address + at.EVENT, seen, left)
 
-    def _missing(self, number: int) -> tuple[int, int]:
-        which, mask = load64(self._line + MISSING_OF), load64(self._line + MISSING)
-        is_whole = which == load64(self._line + MISSING_OF)
-        return (mask, which) if is_whole and load64(self._line + DONE) == number - 1 else (0, 0)
+    def _missing(self, number: int) -> set[int]:
+        words = range(-(-self._session.control.capacity // 64))
+        missing = workers_in(load64(self._line + MISSING + 8 * word) for word in words)
+        return missing if load64(self._line + DONE) == number - 1 else set()
 
-    def _gone_for(self, missing: tuple[int, int]) -> float | None:
+    def _gone_for(self, missing: set[int]) -> float | None:
         """Returns how many seconds a message of a worker that is missing and has gone may still take."""
         now = time.monotonic()
         grace = [
             _LOST_SECONDS if worker.liveness == at.LOST else _LEFT_SECONDS
             for worker in self._session.control.workers()
-            if has_bit(*missing, worker.worker_id) and (worker.liveness == at.LOST or worker.has_left)
+            if worker.worker_id in missing and (worker.liveness == at.LOST or worker.has_left)
         ]
         if not grace:
             self._gone_since = now

@@ -26,7 +26,8 @@ from multiverso.hosts.peer.frames import Body
 from multiverso.hosts.peer.messages import Messages
 from multiverso.hosts.peer.resources import Array
 from multiverso.layout.records import Record
-from multiverso.layout.worker_index import bits_of
+from multiverso.layout.words import MOST_WORKERS
+from multiverso.layout.worker_index import masks_of
 from multiverso.memory.segment import Segment
 from multiverso.memory.words import load64, store64
 from multiverso.node_log import log
@@ -36,11 +37,10 @@ from multiverso.wire.requests import Combine
 
 SMALL_NAME, LARGE_NAME = "multiverso-reduce-hosts-small", "multiverso-reduce-hosts"
 
-LINE = Record(128)
+LINE = Record(128 + MOST_WORKERS // 8)
 DONE = LINE.int64("done")  # the last piece whose result is here
-MISSING = LINE.int64("missing")  # the workers that the next one waits for, a bit each
-MISSING_OF = LINE.int64("missing_of")  # of which 64 workers: see `bits_of`
 FAILED = LINE.int64("failed")  # why no other piece will be done: one of the below
+MISSING = LINE.int64("missing", MOST_WORKERS // 64)  # the workers that the next piece waits for, a bit each
 DIFFERENT, BROKEN = 1, 2
 
 _CACHED_BYTES = 128 << 10  # combined of all workers at once, while they are in the cache
@@ -188,13 +188,10 @@ class Reductions:
         missing = set(self._local).difference(self._contributions.get(number, ()))
         for host in self._combining.missing(number):
             missing.update(self._here.roster.workers_of(host))
-        mask, which = bits_of(missing)
         line = self._segment(SMALL_NAME).address
         before = load64(line + DONE)
-        if load64(line + MISSING_OF) != which:
-            store64(line + MISSING, 0)  # nobody, for who looks between the two
-        store64(line + MISSING_OF, which)
-        store64(line + MISSING, mask)
+        for place, mask in enumerate(masks_of(missing, self._here.roster.workers_num)):
+            store64(line + MISSING + 8 * place, mask)
         store64(line + DONE, self._done)
         if self._done != before:
             self._here.control.notify()
