@@ -82,7 +82,8 @@ def test_a_host_with_all_64_workers_has_rounds() -> None:
 def test_a_lost_worker_beyond_the_64th_ends_an_all_reduce_though_others_have_not_come() -> None:
     last = WORKERS - 1
 
-    def work(session: Session) -> Any:
+    def work(session: Session) -> None:
+        session.barrier()
         if session.worker_id == 3:
             wait_for(lambda: sum(error is not None for error in errors) == WORKERS - 2, 60)
         elif session.worker_id == last:
