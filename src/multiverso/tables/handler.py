@@ -107,8 +107,8 @@ class TableHandler(HeldTable[Scalar]):
             data: ``size`` numbers in any shape (a matrix: (num_row, num_col) or flat), or one number for all; any
                 sequence, array or tensor. It is not modified. Same-kind numbers are rounded to the table's dtype.
             sync: accepted for older programs; the add is always applied when the call returns.
-            weight: how much it counts in the mean of a synchronous round, as the number of its minibatches or tokens:
-                a whole number up to 2**24. An add without one counts 1 beside others that have one, and a worker that
+            weight: how much it counts in the mean of a synchronous round, as the number of its minibatches: a whole
+                number below 2**20. An add without one counts 1 beside others that have one, and a worker that
                 gives none counts 1.
 
         Raises:
