@@ -46,7 +46,11 @@ class Receiver:
         self._poll, self._wake = select.epoll(), Wake()
         close_in_children(self, Receiver._close)
         self._poll.register(self._wake, select.EPOLLIN)
-        self._thread.start()
+        try:
+            self._thread.start()
+        except RuntimeError as error:  # the system gives no thread, perhaps not for long
+            self._close()
+            raise MemoryError(str(error)) from error
 
     def close(self) -> None:
         """Ends the thread, once all connections have ended."""
