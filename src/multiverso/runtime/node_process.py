@@ -71,7 +71,7 @@ def _has_begun(node: Node, starter: int) -> bool:
         if os.getppid() != starter and not is_orphan:
             deadline, is_orphan = Deadline.after(_ORPHAN_SECONDS), True
         node.wait(_LOOK_SECONDS)
-    return False
+    return node.had_workers
 
 
 def _say_why(door: socket.socket, error: StartupError) -> None:

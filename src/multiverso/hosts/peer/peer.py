@@ -300,7 +300,7 @@ class Peer:
             self._reader = Reader()
             if self._receiver is None:
                 self._receive(channel)
-            else:
+            elif not channel.holds_some or self._receive_some():  # what came with the handshake has left the socket
                 self._receiver.receive(channel.fileno(), self._receive_some)
         finally:
             ended.set()

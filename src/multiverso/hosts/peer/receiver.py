@@ -6,6 +6,7 @@ With 64 hosts on two cores that was most of the time.
 
 from __future__ import annotations
 
+import contextlib
 import select
 import threading
 from collections.abc import Callable
@@ -70,11 +71,10 @@ class Receiver:
                     return
                 take, ended = self._of[descriptor]
                 goes_on = False
-                try:
+                with contextlib.suppress(Exception):  # it has said what it could; the others go on
                     goes_on = take()
-                finally:
-                    if not goes_on:
-                        self._poll.unregister(descriptor)
-                        with self._lock:
-                            del self._of[descriptor]
-                        ended.set()
+                if not goes_on:
+                    self._poll.unregister(descriptor)
+                    with self._lock:
+                        del self._of[descriptor]
+                    ended.set()
