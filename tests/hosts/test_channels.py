@@ -9,14 +9,16 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from typing import Any
 
 import pytest
-from core_support import wait_for
+from core_support import outcome, wait_for
 
 from multiverso.deadline import Deadline
 from multiverso.hosts.peer.frames import HEADER_BYTES, RECEIVED, Header, Numbered, ProtocolError, Reader
 from multiverso.hosts.peer.messages import Stream
 from multiverso.hosts.peer.peer import Peer
+from multiverso.hosts.peer.receiver import Receiver
 from multiverso.hosts.peer.resources import Buffers, Pace
 from multiverso.hosts.rounds.neighbour import Neighbour
 from multiverso.hosts.rounds.rounds import Rounds
@@ -276,3 +278,51 @@ def test_who_waits_leaves_nothing_in_openssl_that_would_wake_nobody() -> None:
 def test_a_frame_of_a_kind_that_nobody_here_knows_ends_the_connection(carried: Numbered) -> None:
     with pytest.raises(ProtocolError, match="no kind of frame has the number 250"):
         carried.accept(Header(250))
+
+
+def test_what_came_with_the_handshake_is_received_though_the_socket_is_empty() -> None:
+    """A receiver waits for the socket, and OpenSSL may have taken more from it than the handshake has read."""
+    with connected() as (first, second, socket_of_first):
+        socket_of_first.settimeout(None)
+        second.send(b"welcome")
+        second.send(Header(RECEIVED).pack())
+        assert received(first, 7) == b"welcome"
+        assert first.holds_some
+        receiver, carried = Receiver("test"), Stream(lambda message: None, Buffers(1))
+        carried.put(b"word")
+        peer = Peer(1, carried, Pace(0), None, "test", receiver=receiver)
+        peer.start()
+        peer.offer(first, Hello(1, 2, incarnation=5, generation=1))
+        try:
+            wait_for(lambda: carried._ready, 20)
+        finally:
+            peer.end()
+            receiver.close()
+
+
+def test_an_error_in_one_connection_ends_that_and_no_other() -> None:
+    receiver, pairs = Receiver("test"), [socket.socketpair() for _ in range(2)]
+    received_by: list[list[bytes]] = [[], []]
+    errors: list[Any] = [None, None]
+
+    def take(which: int) -> bool:
+        received_by[which].append(pairs[which][0].recv(1))
+        return {b"x": True, b"": False}[received_by[which][-1]]
+
+    def wait(which: int) -> None:
+        errors[which] = outcome(lambda: receiver.receive(pairs[which][0].fileno(), lambda: take(which)))
+
+    threads = [threading.Thread(target=wait, args=(which,)) for which in range(2)]
+    for thread in threads:
+        thread.start()
+    pairs[0][1].send(b"?")
+    threads[0].join(20)
+    pairs[1][1].send(b"x")
+    wait_for(lambda: received_by[1] == [b"x"], 20)
+    pairs[1][1].close()
+    threads[1].join(20)
+    receiver.close()
+    assert [type(error) for error in errors] == [KeyError, type(None)]
+    for ours, theirs in pairs:
+        ours.close()
+        theirs.close()

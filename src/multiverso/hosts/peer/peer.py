@@ -10,7 +10,6 @@ import contextlib
 import socket
 import threading
 import time
-import traceback
 from collections.abc import Callable
 
 from multiverso.deadline import Deadline
@@ -346,11 +345,7 @@ class Peer:
 
     def _receive_some(self) -> bool:
         """For the receiver: takes what is there, and acknowledges it; returns whether the connection goes on."""
-        try:
-            self.receive_now()
-        except Exception:
-            log(f"the connection to host {self.number} was closed: {traceback.format_exc()}")
-            return False
+        self.receive_now()
         channel = self._channel
         if channel is None or self._reader is None:
             return False

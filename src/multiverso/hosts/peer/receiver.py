@@ -6,13 +6,20 @@ With 64 hosts on two cores that was most of the time.
 
 from __future__ import annotations
 
-import contextlib
 import select
 import threading
 from collections.abc import Callable
+from dataclasses import dataclass, field
 
 from multiverso.in_process import close_in_children
 from multiverso.wake import Wake
+
+
+@dataclass(eq=False)
+class _Connection:
+    take: Callable[[], bool]
+    ended: threading.Event = field(default_factory=threading.Event)
+    error: Exception | None = None
 
 
 class Receiver:
@@ -27,21 +34,27 @@ class Receiver:
 
     def __init__(self, name: str) -> None:
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
-        self._of: dict[int, tuple[Callable[[], bool], threading.Event]] = {}  # by descriptor
+        self._of: dict[int, _Connection] = {}  # by descriptor
         self._lock = threading.Lock()
 
     def receive(self, descriptor: int, take: Callable[[], bool]) -> None:
         """Calls ``take`` in its thread whenever there is something to receive, until that says that this is the end.
 
         The calling thread waits meanwhile.
+
+        Raises:
+            Exception: what ``take`` has raised, which is its end, too.
+            MemoryError: the system gives no thread.
         """
-        ended = threading.Event()
+        connection = _Connection(take)
         with self._lock:
             if self._thread.ident is None:
                 self._begin()
-            self._of[descriptor] = take, ended
+            self._of[descriptor] = connection
             self._poll.register(descriptor, select.EPOLLIN)
-        ended.wait()
+        connection.ended.wait()
+        if connection.error is not None:
+            raise connection.error
 
     def _begin(self) -> None:
         self._poll, self._wake = select.epoll(), Wake()
@@ -49,7 +62,7 @@ class Receiver:
         self._poll.register(self._wake, select.EPOLLIN)
         try:
             self._thread.start()
-        except RuntimeError as error:  # the system gives no thread, perhaps not for long
+        except RuntimeError as error:  # perhaps not for long
             self._close()
             raise MemoryError(str(error)) from error
 
@@ -69,12 +82,13 @@ class Receiver:
             for descriptor, _ in self._poll.poll():
                 if descriptor == self._wake.fileno():
                     return
-                take, ended = self._of[descriptor]
-                goes_on = False
-                with contextlib.suppress(Exception):  # it has said what it could; the others go on
-                    goes_on = take()
-                if not goes_on:
-                    self._poll.unregister(descriptor)
-                    with self._lock:
-                        del self._of[descriptor]
-                    ended.set()
+                connection = self._of[descriptor]
+                try:
+                    if connection.take():
+                        continue
+                except Exception as error:  # it is this connection's end, and no other's
+                    connection.error = error
+                self._poll.unregister(descriptor)
+                with self._lock:
+                    del self._of[descriptor]
+                connection.ended.set()
