@@ -117,8 +117,7 @@ class Catalogue:
             if called.startswith(KEYED_MEMORY) and piece.head.size >= HEAD_BYTES:
                 heads[called.removeprefix(KEYED_MEMORY)] = piece
         rounds = {shard.spec.part_of: shard for shard in self.shards.values()}
-        there = [worker for worker in self._control.local if self._control.liveness(worker) != at.FREE]
-        found, indexes = {}, {worker: self._control.index.of(worker) for worker in there}
+        found, indexes = {}, {worker: self._control.index.of(worker) for worker in self._control.local}
         for called, piece in heads.items():
             if called.startswith((COPIES, KEPT)):
                 continue

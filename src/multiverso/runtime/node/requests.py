@@ -93,7 +93,10 @@ class Requests:
             remote = {worker: dict(note.keyed[called]) for worker, note in notes.items() if called in note.keyed}
             rows, columns = table["shape"]
             shape = [rows + sum(int(counts.pop("rows", 0)) for counts in remote.values()), columns]
-            tables.append(table | {"shape": shape, "workers": dict(sorted((table["workers"] | remote).items()))})
+            lines = table["workers"] | remote
+            tables.append(
+                table | {"shape": shape, "workers": {i: lines[i] for i in sorted(graph.workers) if i in lines}}
+            )
         return {
             "address": self.entrance.address,
             "host": control.here or None,
