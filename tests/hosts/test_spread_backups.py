@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import threading
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -213,3 +215,186 @@ def test_a_number_of_copies_is_one_or_two() -> None:
         (error,) = job.run(work)
     assert isinstance(error, ValueError)
     assert "copies" in str(error)
+
+
+def is_home(table: Any, folder: Path) -> bool:
+    """Whether rows live on this worker's host."""
+    return not isinstance(outcome(lambda: table.save_increment(folder)), SnapshotError)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_host_that_was_started_again_takes_its_rows_back_while_the_others_go_on(seed: int, tmp_path: Path) -> None:
+    """Each worker adds to a column of its own, and reads what it has added at any moment; then another host is lost."""
+    stop = threading.Event()
+
+    def work(table: Any, column: int, calls: int = 1 << 30, mine: Any = None) -> Any:
+        dice = np.random.default_rng((seed, column))
+        mine = np.zeros(KEYS.size, np.int64) if mine is None else mine
+        while calls and not stop.is_set():
+            calls -= 1
+            some = np.unique(np.minimum(dice.zipf(1.3, dice.integers(1, 30)) - 1, KEYS.size - 1))
+            if dice.random() < 0.6:
+                delta = np.zeros((some.size, 4), np.int64)
+                delta[:, column] = dice.integers(1, 5, some.size)
+                table.add(delta, KEYS[some])
+                mine[some] += delta[:, column]
+            elif dice.random() < 0.1:
+                assert len(table) <= KEYS.size
+                assert table.contains(KEYS[some])[mine[some] > 0].all()
+            else:
+                np.testing.assert_array_equal(table.get(KEYS[some])[:, column], mine[some])
+        return mine
+
+    with rehearsal(1, 1, 1, on_lost="continue") as job, ExitStack() as stack:
+        sessions = dict(enumerate(in_threads([lambda i=i: job.session(i) for i in range(3)])))  # type: ignore[misc]
+
+        def open_table(session: Session) -> Any:
+            return mv.KeyedTable(4, dtype="int64", cache_rows=300, copies=2, name="t", session=session)
+
+        tables = dict(enumerate(all_do(sessions, open_table)))
+        gone = work(tables[1], 1, 100)
+        stack.enter_context(cuts(job, seed))
+
+        def train() -> list[Any]:
+            return in_threads([lambda h=h: work(tables[h], h) for h in (0, 2)])
+
+        with ThreadPoolExecutor(1) as others, ExitStack() as ends:
+            ends.callback(stop.set)
+            before = others.submit(train)
+            lose(job, 1, {1: sessions[1], 0: sessions[0], 2: sessions[2]})
+            stack.enter_context(anew(job, 1))
+            sessions[1] = job.session(1)
+            tables[1] = open_table(sessions[1])
+            again = work(tables[1], 3, 100)
+            wait_for(lambda: is_home(tables[1], tmp_path))
+            work(tables[1], 3, 100, again)
+            stop.set()
+            first, last = before.result()
+        if seed:  # what has come back is not lost with who had it meanwhile
+            lose(job, 2, sessions)
+        while sessions[1].barriers < sessions[0].barriers:
+            sessions[1].barrier()
+        all_do(sessions, lambda session: session.barrier())
+        for host in sessions:
+            rows = tables[host].get(KEYS)
+            np.testing.assert_array_equal(rows[:, 0], first)
+            np.testing.assert_array_equal(rows[:, 3], again)
+            assert (rows[:, 2] <= last).all() if seed else (rows[:, 2] == last).all()
+            assert (rows[:, 1] <= gone).all()
+            there = rows.any(axis=1)
+            listed = {int(key) for keys, _ in tables[host].items() for key in keys}
+            assert listed >= set(KEYS[there].tolist())
+            assert len(tables[host]) == len(listed)
+            check = tables[host].check()
+            assert not any(check[what] for what in check if what != "keys"), check
+        for session in sessions.values():
+            session.shutdown()
+
+
+def test_state_removals_and_the_learning_rate_come_back_too(tmp_path: Path) -> None:
+    """What hosts have said of all rows while one was away holds there when it is a home again."""
+
+    def train(table: Any, rate: float, removed: Any, meet: Any = lambda: None) -> None:
+        table.add(np.full((KEYS.size, 2), 0.5), KEYS)
+        meet()  # else adds to rows elsewhere are one step of their updater
+        table.learning_rate = rate
+        table.add(np.full((KEYS.size, 2), 0.25), KEYS)
+        meet()
+        table.remove(removed)
+
+    with rehearsal(1, 1, 1, on_lost="continue") as job, ExitStack() as stack:
+        sessions = dict(enumerate(in_threads([lambda i=i: job.session(i) for i in range(3)])))  # type: ignore[misc]
+
+        def open_table(session: Session) -> Any:
+            return mv.KeyedTable(2, updater=momentum(0.5), copies=2, name="t", session=session)
+
+        tables = dict(enumerate(all_do(sessions, open_table)))
+
+        def meet() -> None:
+            all_do(sessions, lambda session: session.barrier())
+
+        train(tables[0], 0.5, KEYS[::7], meet)
+        lose(job, 1, sessions)
+        train(tables[0], 0.125, KEYS[::5], meet)
+        meet()
+        stack.enter_context(anew(job, 1))
+        sessions[1] = again = job.session(1)
+        tables[1] = open_table(again)
+        wait_for(lambda: is_home(tables[1], tmp_path))
+        assert tables[1].learning_rate == 0.125
+        while again.barriers < sessions[0].barriers:
+            again.barrier()
+        meet()
+        tables[2].add(np.full((KEYS.size, 2), 2.0), KEYS)
+        meet()
+        found = [tables[host].get(KEYS) for host in sessions]
+        for session in sessions.values():
+            session.shutdown()
+
+    def alone(session: Session) -> Any:
+        table = mv.KeyedTable(2, updater=momentum(0.5), session=session)
+        train(table, 0.5, KEYS[::7])
+        train(table, 0.125, KEYS[::5])
+        table.add(np.full((KEYS.size, 2), 2.0), KEYS)
+        return table.get(KEYS)
+
+    with rehearsal(1) as job:
+        (expected,) = job.run(alone)
+    for rows in found:
+        np.testing.assert_array_equal(rows, expected)
+
+
+def test_a_host_returns_again_after_each_of_its_losses_and_beside_another(tmp_path: Path) -> None:
+    with rehearsal(1, 1, 1, 1, on_lost="continue") as job, ExitStack() as stack:
+        sessions = dict(enumerate(in_threads([lambda i=i: job.session(i) for i in range(4)])))  # type: ignore[misc]
+
+        def open_table(session: Session) -> Any:
+            return mv.KeyedTable(2, dtype="int64", copies=2, name="t", session=session)
+
+        tables = dict(enumerate(all_do(sessions, open_table)))
+        times: Counter[int] = Counter()
+        expected = 0
+        for lost in ((1,), (1,), (2, 3), (3, 1)):
+            for host in lost:
+                lose(job, host, sessions)
+                tables[0].add(np.ones((KEYS.size, 2), np.int64), KEYS)
+                all_do(sessions, lambda session: session.barrier())
+                expected += 1
+            for host in lost:
+                times[host] += 1
+                stack.enter_context(anew(job, host, times_replaced=times[host]))
+                sessions[host] = job.session(host)
+                tables[host] = open_table(sessions[host])
+            for host in lost:
+                wait_for(lambda h=host: is_home(tables[h], tmp_path / str(len(list(tmp_path.iterdir())))))
+                while sessions[host].barriers < sessions[0].barriers:
+                    sessions[host].barrier()
+            all_do(sessions, lambda session: session.barrier())
+            for host in sessions:
+                assert np.unique(tables[host].get(KEYS)).tolist() == [expected]
+                assert len(tables[host]) == KEYS.size
+            all_do(sessions, lambda session: session.barrier())
+        for session in sessions.values():
+            session.shutdown()
+
+
+def test_who_goes_on_after_a_barrier_keeps_nobody_in_it() -> None:
+    """Their backups hear of new changes all the time."""
+    passed = threading.Semaphore(0)
+    keys = np.arange(20_000)
+
+    def work(session: Session) -> int:
+        table = mv.KeyedTable(16, dtype="int64", copies=2, session=session)
+        table.get(keys)
+        session.barrier()
+        if session.worker_id:
+            passed.release()
+            return 0
+        calls = 0
+        while not passed.acquire(blocking=False):
+            table.add(np.ones((500, 16), np.int64), keys[500 * (calls % 40) :][:500])
+            calls += 1
+        return calls
+
+    with rehearsal(1, 1, 1) as job:
+        job.run(work)

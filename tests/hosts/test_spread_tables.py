@@ -182,7 +182,7 @@ def test_rows_that_were_asked_for_before_are_here_when_they_are_read() -> None:
         table.add(np.ones((1000, 2)), KEYS)
         session.barrier()  # no copies any more
         calls: Any = table._calls
-        there = KEYS[~calls._is_here[groups_of(KEYS)]]
+        there = KEYS[calls.desk.here[groups_of(KEYS)] == 0]
         table.prefetch(KEYS)
         wait_for(lambda: (calls.find(there) >= 0).all())
         asked = load64(calls.desk._lane(0) + desk.ASKED)
@@ -267,7 +267,7 @@ def test_what_is_added_to_a_copy_that_goes_is_taken_when_no_call_can_have_found_
         session.barrier()
         if session.worker_id == 0:
             calls: Any = table._calls
-            there = KEYS[~calls._is_here[groups_of(KEYS)]][:20]
+            there = KEYS[calls.desk.here[groups_of(KEYS)] == 0][:20]
             table.get(there)
             node = job.nodes[0].hosts.rows
             (copies,) = [found.table.copies for found in node._tables.values()]
@@ -698,7 +698,7 @@ def test_each_node_shows_what_all_workers_do_and_how_often_copies_had_to_be_fetc
         session.barrier()
         for _ in range(2 + session.worker_id):
             table.add(np.ones((1000, 2)), KEYS)
-        there = table.get(KEYS).size // 2 - np.count_nonzero(table._calls._is_here[groups_of(KEYS)])  # type: ignore[attr-defined]
+        there = table.get(KEYS).size // 2 - np.count_nonzero(table._calls.desk.here[groups_of(KEYS)])  # type: ignore[attr-defined]
         session.barrier()
         node = job.nodes[session.worker_id]
         wait_for(lambda: [line["adds"] for line in node.status()["tables"][0]["workers"].values()] == [2, 3])

@@ -14,8 +14,9 @@ from multiverso.layout.words import CACHE_LINE, MAX_WORKERS
 HEAD = Record(CACHE_LINE)
 TROUBLE = HEAD.int64("trouble")  # the node's words: why adds do not reach a host, a code of the below
 TROUBLE_HOST = HEAD.int64("trouble_host")
-VIEW = HEAD.int64("view")  # counted up once HOMES have changed
+VIEW = HEAD.int64("view")  # counted up once HOMES have changed, or rows have gone to their new one
 HOMES = HEAD.size  # the host of each group of keys: int16
+HERE = HOMES + 2 * GROUPS  # whether that is this one: int64, as kernels read it once they have pinned what they find
 
 LANE = Record(2 * CACHE_LINE)
 ASKED = LANE.int64("asked")  # the worker's words
@@ -29,14 +30,14 @@ FOUND = LANE.int64("found")  # rows in the room
 
 # WHAT
 FETCH, REMOVE, CONTAINS, COUNT_KEYS, SET_WORD, LIST, READ, OVERWRITE = range(1, 9)
-PUSH_AGAIN, BACK_UP = 9, 10  # only from node to node
+PUSH_AGAIN, BACK_UP, REJOIN = 9, 10, 11  # only from node to node
 # CODE
 DONE_WELL, HOST_LOST, OTHER_TABLE, HOST_FULL, NO_TABLE, REFUSED, MOVED = range(7)
 
 ROOM = 1 << 20  # bytes of keys and rows
 LANES = 2  # of a worker: for what it waits for, and for what it wants later
 LANE_BYTES = LANE.size + ROOM
-_FIRST_LANE = HOMES + 2 * GROUPS
+_FIRST_LANE = HERE + 8 * GROUPS
 BYTES = _FIRST_LANE + MAX_WORKERS * LANES * LANE_BYTES
 
 

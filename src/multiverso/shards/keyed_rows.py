@@ -70,11 +70,15 @@ class KeyedRows:
             OutOfMemoryError: there is no memory for as many rows, and none was entered; or no room in the table, and
                 the keys before have theirs.
         """
-        if self._budget.shortage(keys.size * load64(self.base + at.ROW_BYTES)) is not None:
+        if not self.has_room(keys.size):
             raise OutOfMemoryError("there is no memory for more rows")
         rows = np.full(keys.size, -1)
         self._run(calls.admit, 0, keys, rows, np.array([0, 0, after]))
         return rows
+
+    def has_room(self, rows: int) -> bool:
+        """Whether the machine has memory for so many more rows."""
+        return self._budget.shortage(rows * load64(self.base + at.ROW_BYTES)) is None
 
     def enter_copies(self, keys: Keys, values: Bytes) -> Keys:
         """As `enter`, with values that a new row has before anybody can find it."""
@@ -117,6 +121,10 @@ class KeyedRows:
         """Ends what pins rows."""
         calls.release.compiled()(self.base, self._me)
         self._unpinned()
+
+    def word(self, place: int) -> int:
+        """Returns a word of the table's header."""
+        return load64(self.base + place)
 
     def set_word(self, place: int, value: int) -> None:
         """Sets a word of the table's header that holds on all hosts."""

@@ -17,7 +17,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-PROTOCOL = 5
+PROTOCOL = 6
 _LONGEST = 60_000
 _LARGEST = 64 * 1024 * 1024
 _MOST_DESCRIPTORS = 8

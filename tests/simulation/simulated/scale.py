@@ -104,7 +104,7 @@ class Rows:
         """Each host that asks reads a batch and adds to it."""
         for host, table in enumerate(self._tables):
             keys = self._batches[host][number]
-            keys = keys[table._homes[groups_of(keys)] != host]
+            keys = keys[table.places.homes[groups_of(keys)] != host]
             places = self._copies[host].find(keys)
             missing = keys[places < 0]
             self._copies[host].release()

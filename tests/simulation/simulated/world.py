@@ -495,7 +495,10 @@ class World:
                 self._later(0.01, self._end, low, high, connection, low + high - dead.number)
         self.regrouping = len(self.live)
         for host in self.live:
-            self._later(0.05, self._regroup, host, dead)
+            self._tell_loss(host, dead)
+
+    def _tell_loss(self, host: Host, dead: Host) -> None:
+        self._later(0.05, self._regroup, host, dead)
 
     def _regroup(self, host: Host, dead: Host) -> None:
         if not self._when_up(host, lambda: self._regroup(host, dead)):

@@ -12,11 +12,13 @@ all have, everyone takes what the others pushed and lets its workers go (*take*)
 host, while all continue: each *brings* what it has not sent yet.
 
 A lost host's place is taken by another node, which says hello again. Once no table is half made it is *welcome*: it
-hears what there is, makes and takes it, and its workers begin; the others learn that it has *joined*.
+hears what there is, makes and takes it, and its workers begin; the others learn that it has *joined*. Once they have
+told it what is to live on it of a table of rows by key, it has *returned* there.
 """
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from typing import Any
 
@@ -33,6 +35,7 @@ from multiverso.hosts.control.messages import (
     Clocks,
     Create,
     Done,
+    Filled,
     Gather,
     Gone,
     Hello,
@@ -46,6 +49,8 @@ from multiverso.hosts.control.messages import (
     Published,
     Refuse,
     Report,
+    Returned,
+    Returns,
     Settled,
     Take,
     ToHost,
@@ -93,6 +98,9 @@ class Coordinator:
         self._options: dict[str, Any] | None = None
         self._desk = Desk()
         self._survivors: list[list[int]] = []  # who was left after each loss
+        self._returns: dict[int, Returns] = {}  # by table of rows by key
+        # by such a table and a host that was started again: who has told it all that is to live on it
+        self._filled: dict[tuple[int, int], set[int]] = {}
         self._came_again = 0
         self._introduced = False
         self._dead: set[int] = set()  # workers that are lost
@@ -116,6 +124,7 @@ class Coordinator:
             Ask: self._ask,
             Clocks: self._note_clocks,
             Published: self._note_published,
+            Filled: self._note_filled,
             Gone: self._gone,
         }
 
@@ -144,6 +153,9 @@ class Coordinator:
             return self._tables.proceed()  # tables may have waited for it
         lost.lost = True
         self._survivors.append(self._hosts.left())
+        self._filled.clear()
+        for returns in self._returns.values():
+            returns.hosts = [other for other in returns.hosts if other != host]
         for worker_id in self._roster.workers_of(host):
             self._news.drop(worker_id)  # it is told below
             line = lost.workers.setdefault(worker_id, Line(worker_id))
@@ -182,7 +194,7 @@ class Coordinator:
             orders += self._hosts.to_all(Joined(host, address), but=host)
             lines = [line for known in self._hosts for line in known.workers.values()]
             welcome = Welcome(
-                survivors=self._survivors,
+                survivors=list(self._survivors),
                 epoch=len(self._survivors) + self._came_again,
                 lost=[other for other, known in enumerate(self._hosts) if known.lost],
                 addresses=[known.address for known in self._hosts],
@@ -194,9 +206,27 @@ class Coordinator:
                 tables=self._tables.made(),
                 ordered=self._tables.ordered,
                 published=list(self._published.values()),
+                returns=copy.deepcopy(self._returns),
             )
             orders.append((host, welcome))
         return orders + self._tables.proceed()
+
+    def _note_filled(self, host: int, report: Filled) -> list[ToHost]:
+        """A host has told another what is to live on it; once all that are left have, it returns."""
+        returns = self._returns.setdefault(report.table, Returns())
+        every = set(range(self._roster.hosts))
+        apart = every - every.intersection(*self._survivors) - set(returns.hosts)
+        view = len(self._survivors) + returns.times
+        if report.view != view or report.host not in apart or self._hosts[report.host].lost:
+            return []  # of before another was lost, or has returned
+        filled = self._filled.setdefault((report.table, report.host), set())
+        filled.add(host)
+        if not filled.issuperset(self._hosts.left()):
+            return []
+        self._filled.clear()
+        returns.times += 1
+        returns.hosts.append(report.host)
+        return self._hosts.to_all(Returned(report.table, report.host))
 
     # -- who is there ----------------------------------------------------------------------------------------
 

@@ -242,6 +242,19 @@ class Ask(_Message):
     question: dict[str, Any]
 
 
+class Filled(_Message):
+    """A host has told one that was started again all of a table's rows that are to live on it, or be kept there.
+
+    Others say so, too, that have none for it, as soon as they do not ask for what a lost host had been told.
+
+    ``view``: how often hosts were lost, or became homes of its rows again, by then.
+    """
+
+    table: int
+    host: int
+    view: int
+
+
 class Gone(_Message):
     """All workers of a host have ended, and what they added is at the homes."""
 
@@ -336,12 +349,27 @@ class Joined(_Message):
     address: Address
 
 
+class Returned(_Message):
+    """Another host is a home of a table's rows again."""
+
+    table: int
+    host: int
+
+
+class Returns(Struct, forbid_unknown_fields=True):
+    """Of a table's rows: how often a host became a home again, and those that are."""
+
+    times: int = 0
+    hosts: list[int] = []
+
+
 class Welcome(_Message):
     """To that node: who is there, and what they have done together.
 
     ``survivors``: who was left after each loss; ``epoch``: how often hosts were lost or returned; ``released``: the
     last barrier that all have passed; ``overwritten``: by synchronous table, the last turns that carried a host's
-    values, and whose; ``ordered``: tables made by order so far; ``published``: what the workers publish.
+    values, and whose; ``ordered``: tables made by order so far; ``published``: what the workers publish;
+    ``returns``: by table, of rows by key.
     """
 
     survivors: list[list[int]]
@@ -356,6 +384,7 @@ class Welcome(_Message):
     tables: list[Make]
     ordered: int
     published: list[Published] = []
+    returns: dict[int, Returns] = {}
 
 
 class Over(_Message):
@@ -364,11 +393,11 @@ class Over(_Message):
 
 Report = (
     Hello | Options | Workers | Settled | Create | Withdraw | Done | Unused | Used | Part | Gather | Bring
-    | AllGather | Ask | Clocks | Published | Gone
+    | AllGather | Ask | Clocks | Published | Filled | Gone
 )  # fmt: skip
 TableOrder = Make | Begin | Drop | Used | Part | Free
 Order = (
-    TableOrder | Peers | Workers | Clocks | Published | Take | Bring | Gather | Lost | Joined | Over
+    TableOrder | Peers | Workers | Clocks | Published | Take | Bring | Gather | Lost | Joined | Returned | Over
     | AllGathered | Answer | Agreed | Refuse | Welcome
 )  # fmt: skip
 ToHost = tuple[int, Order]

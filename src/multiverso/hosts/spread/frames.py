@@ -9,9 +9,11 @@ An answer has the same head, with ANSWER added to the kind, and FAILED and a cod
 could not be answered. It brings the values of all keys that were pushed and asked about, in their order; a flag for
 each key, as its keys, where that was asked for; or whole rows with their keys.
 
-Two kinds only nodes ask. PUSH_AGAIN brings what a question to a host that is lost had brought, and no more: its
+Three kinds only nodes ask. PUSH_AGAIN brings what a question to a host that is lost had brought, and no more: its
 argument is that host and the question's number. BACK_UP is a home's to a backup: rows, whole, of its first keys; the
-others have none; its argument is the host and the number of the question that has changed them, 0: none has.
+others have none; its argument is the host and the number of the question that has changed them, 0: none has. REJOIN
+is of a host that was started again, to each home: it is to be told what lived on it, and is answered once it has all,
+with the words of the table that hold on all hosts, as keys.
 """
 
 from __future__ import annotations
@@ -47,7 +49,7 @@ class Frame:
         deltas: (n, bytes of a row's values).
         keys: that are asked about, (m,); of an answer of all rows: those that it has.
         rows: (m, bytes): to overwrite them; of an answer: values of ``pushed`` and ``keys``, or whole rows.
-        view: how many hosts the sender knows to be lost.
+        view: how often hosts were lost or became homes again, as far as the sender knows.
     """
 
     kind: int

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from multiverso.hosts.peer.frames import ProtocolError
 from multiverso.hosts.spread.copies import Copies
-from multiverso.hosts.spread.frames import ANSWER, NO_BYTES, NO_KEYS, Frame
+from multiverso.hosts.spread.frames import ANSWER, FAILED, NO_BYTES, NO_KEYS, WITH_VALUES, Frame
 from multiverso.layout import desk
 from multiverso.shards.keyed_rows import Bytes, Keys
 
 OF_ALL = (desk.COUNT_KEYS, desk.LIST)
+OF_EVERYONE = (desk.COUNT_KEYS, desk.SET_WORD)
 # so long adds to a copy wait for others, and where nothing is asked of the home, with which they could go
 _TOGETHER_SECONDS, _PUSH_SECONDS = 0.003, 0.01
 NOTHING = Frame(desk.FETCH | ANSWER, 0, 0)
@@ -95,6 +97,12 @@ class Way:
         """Whether the home has not taken everything in that copies had been added."""
         return bool(self.changed or self.pushes or self.again or (self.under_way and self.under_way[0].pushed.size))
 
+    def take_waiting(self) -> Way:
+        """Returns a way with all that was waiting to be sent on this one, which has none of it any more."""
+        taken = replace(self)
+        self.parts, self.changed, self.pushes, self.again = deque(), deque(), deque(), deque()
+        return taken
+
 
 def end_part(part: Part, answer: Frame) -> None:
     """A part of a question is answered."""
@@ -162,3 +170,21 @@ def next_parts(way: Way, copies: Copies, most: int) -> list[Part]:
         found.append(way.parts.popleft())
         size += part.keys.size
     return found or next_parts(way, copies, most)
+
+
+def check_answer(question: Frame, answer: Frame, size: int) -> None:
+    """Checks that an answer can be one to a question, in a table whose rows' values have that size.
+
+    Raises:
+        ProtocolError: it cannot.
+    """
+    if answer.kind == question.kind | ANSWER | FAILED:
+        return
+    asked = question.pushed.size + question.keys.size
+    right = answer.kind == question.kind | ANSWER
+    if question.kind in WITH_VALUES:
+        right = right and answer.rows.shape == (asked, size)
+    if question.kind in (desk.REMOVE, desk.CONTAINS):
+        right = right and answer.keys.size == question.keys.size
+    if not right:
+        raise ProtocolError(f"an answer of kind {answer.kind} to a question of kind {question.kind}")

@@ -44,6 +44,7 @@ from multiverso.hosts.control.messages import (
     Published,
     Refuse,
     Report,
+    Returned,
     Take,
     Used,
     Welcome,
@@ -294,6 +295,8 @@ class OtherHosts(Hosts):
                 self._lose(order.host, order.why)
             case Joined():
                 self._let_in(order.host, order.address)
+            case Returned():
+                self.rows.returned(order)
             case Take():
                 self.barriers.take(order)
             case Bring():
@@ -343,7 +346,7 @@ class OtherHosts(Hosts):
         self.tables.how = ExchangeOptions.from_message(order.options["exchange"])
         self._lost = set(order.lost)
         self.fabric.begin_anew(order.survivors, self._lost, order.epoch)
-        self.rows.begin_at(order.survivors, self._lost)
+        self.rows.begin_at(order.survivors, self._lost, order.returns)
         for line in order.workers:
             write_line(self.control, line)
         self.barriers.begin_at(order.released)

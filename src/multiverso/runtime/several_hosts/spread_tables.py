@@ -10,8 +10,8 @@ from __future__ import annotations
 import hashlib
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 import msgspec
 import numpy as np
@@ -20,10 +20,12 @@ import numpy.typing as npt
 from multiverso.compiling.on_demand import compile_update
 from multiverso.deadline import Deadline
 from multiverso.errors import MultiversoError, NotInThisJobError, StartupError, WaitTimeoutError
+from multiverso.hosts.control.messages import Filled, Returned, Returns
 from multiverso.hosts.peer.frames import Body
 from multiverso.hosts.peer.messages import Messages
 from multiverso.hosts.spread.copies import Copies
 from multiverso.hosts.spread.frames import NO_BYTES, Frame, head_of
+from multiverso.hosts.spread.places import Homes
 from multiverso.hosts.spread.table import SpreadTable
 from multiverso.hosts.transport.handshake import ROWS
 from multiverso.layout import desk
@@ -54,6 +56,7 @@ class _Open:
     asked: npt.NDArray[np.int64]  # the words ASKED of all lanes themselves
     seen: npt.NDArray[np.int64]  # as they were when their questions were taken
     shown: tuple[int, int] = (desk.DONE_WELL, 0)  # of its trouble
+    reported: set[tuple[int, int]] = field(default_factory=set)  # hosts that may return, and in which view
 
 
 class SpreadTables:
@@ -67,12 +70,13 @@ class SpreadTables:
         self._tables: dict[int, _Open] = {}  # by number
         self._opened: set[int] = set()  # numbers of their desks
         self._early: dict[int, list[tuple[int, bytes]]] = {}  # questions about tables that are not here yet
-        self._later: list[tuple[int, bytes]] = []  # of hosts that know of a loss which this one has not heard of
+        self._later: list[tuple[int, bytes]] = []  # what is early, see `SpreadTable.is_early`
         self._nobody_comes = False  # who would make them
         self._lost: set[int] = set()
         self._ended: set[int] = set()  # of those: what still comes is of a node that was started in their place
         self._gone: set[int] = set()  # that were ever lost
         self._losses = 0
+        self._returns: dict[int, Returns] = {}  # by table: which of those are homes again
         self._bell: Segment | None = None  # once there is a table
 
     def ring(self) -> None:
@@ -99,15 +103,11 @@ class SpreadTables:
         with self._lock:
             if request.desks in self._opened:
                 return
+            self._messages.open()
             made = self._open(request)
             number = made.table.number
             self._tables[number] = made
             self._opened.add(request.desks)
-            self._messages.open()
-            for host in self._gone:
-                made.table.lost(host, self._losses)
-                if host not in self._lost and host != self._roster.host:
-                    made.table.joined(host)
             if self._bell is None:
                 self._bell = bell = self._memory(request.bell)
                 self._here.thread("desks", lambda: self._serve(bell.address))
@@ -136,15 +136,19 @@ class SpreadTables:
         loops = copy_loops(name)
         take, land = (compile_update(loop, dtype) for loop in (loops.take, loops.land))
         copies = self._rows(request.copies)
-        homes = desks.array(desk.HOMES, GROUPS, np.int16)
+        homes, here = desks.array(desk.HOMES, GROUPS, np.int16), desks.array(desk.HERE, GROUPS, np.int64)
 
-        def show(new: npt.NDArray[np.int16]) -> None:
+        def show(new: Homes) -> None:
             homes[:] = new
+            here[:] = new == self._roster.host
             store64(desks.address + desk.VIEW, load64(desks.address + desk.VIEW) + 1)
             self._here.control.notify()
 
+        number = _hash(request.called.encode())
+        returns = self._returns.get(number, Returns())
+        apart = self._gone if request.kept is None else self._gone - set(returns.hosts)
         return SpreadTable(
-            _hash(request.called.encode()),
+            number,
             _hash(msgspec.json.encode(request.spec, order="deterministic")) >> 1,
             self._roster.host,
             self._roster.hosts,
@@ -155,7 +159,9 @@ class SpreadTables:
             self._messages.send,
             show,
             None if request.kept is None else self._rows(request.kept),
-            self._losses,
+            apart,
+            apart if request.kept is None else apart & self._lost,
+            self._losses + returns.times,
         )
 
     def _rows(self, number: int) -> KeyedRows:
@@ -187,20 +193,39 @@ class SpreadTables:
 
     def _look(self, always: bool) -> float:
         """Looks what workers have added to; returns the seconds until it is to look again, if nobody rings."""
-        pause = _LATER_SECONDS
-        try:
-            with self._lock:
-                for table in (found.table for found in self._tables.values()):
-                    if table.look(always):
-                        pause = _SOON_SECONDS
-                    elif table.asks:
-                        pause = min(pause, _RETRY_SECONDS)
-                    elif table.copies.there:
-                        pause = min(pause, _AGE_SECONDS)
-        except MultiversoError as error:
-            if not self._here.closing.is_set():
-                log(f"rows at other hosts: {error}")
+        with self._lock:
+            pause = min((self._look_at(found, always) for found in self._tables.values()), default=_LATER_SECONDS)
+            try:
+                self._receive_later()
+            except MultiversoError as error:
+                self._log(error)
         return pause
+
+    def _log(self, error: MultiversoError) -> None:
+        if not self._here.closing.is_set():
+            log(f"rows at other hosts: {error}")
+
+    def _look_at(self, found: _Open, always: bool) -> float:
+        table = found.table
+        try:
+            is_busy = table.look(always)
+        except MultiversoError as error:
+            self._log(error)
+            return _LATER_SECONDS
+        self._report_filled(found)
+        if is_busy:
+            return _SOON_SECONDS
+        if table.asks:
+            return _RETRY_SECONDS
+        return _AGE_SECONDS if table.copies.there else _LATER_SECONDS
+
+    def _report_filled(self, found: _Open) -> None:
+        """Reports which hosts may return as far as this one knows, once in each view."""
+        table = found.table
+        for host in table.filled:
+            if (said := (host, table.places.view)) not in found.reported:
+                found.reported.add(said)
+                self._here.tell(Filled(table.number, *said))
 
     def _take_questions(self) -> None:
         with self._lock:
@@ -290,11 +315,11 @@ class SpreadTables:
             return None
         table = found.table
         frame = Frame.of(memoryview(message), table.own.size)
-        if frame.is_question:
-            if not table.is_early(frame):
-                return table.home.serve(host, frame)
+        if table.is_early(frame):
             self._later.append((host, bytes(message)))
             return None
+        if frame.is_question:
+            return table.serve(host, frame)
         table.answered(host, frame)
         self._show_trouble(found)
         self._answered.notify_all()
@@ -306,8 +331,12 @@ class SpreadTables:
             self._lost.add(host)
             self._gone.add(host)
             self._losses += 1
+            for number, early in self._early.items():
+                self._early[number] = [message for message in early if message[0] != host]
+            for returns in self._returns.values():
+                returns.hosts = [other for other in returns.hosts if other != host]
             for found in self._tables.values():
-                found.table.lost(host, self._losses)
+                found.table.lost(host)
                 self._show_trouble(found)
             self._receive_later()
         self.ring()
@@ -326,16 +355,40 @@ class SpreadTables:
             self._receive_later()
         self.ring()
 
-    def begin_at(self, survivors: Sequence[Sequence[int]], lost: Iterable[int]) -> None:
-        """In a host that was started again: who was left after each loss so far, and which hosts are lost now."""
+    def returned(self, order: Returned) -> None:
+        """A host that was started again is a home of a table's rows again."""
         with self._lock:
+            returns = self._returns.setdefault(order.table, Returns())
+            returns.times += 1
+            returns.hosts.append(order.host)
+            if (found := self._tables.get(order.table)) is not None:
+                found.table.returned(order.host)
+                self._receive_later()
+        self.ring()
+
+    def begin_at(self, survivors: Sequence[Sequence[int]], lost: Iterable[int], returns: Mapping[int, Returns]) -> None:
+        """In a host that was started again.
+
+        Args:
+            survivors: who was left after each loss so far.
+            lost: hosts that are lost now.
+            returns: which hosts are homes again, by table.
+        """
+        with self._lock:
+            self._returns = dict(returns)
             self._losses = len(survivors)
             self._gone = {host for host in range(self._roster.hosts) if not all(host in left for left in survivors)}
             self._lost, self._ended = set(lost), set(lost)
 
     def _receive_later(self) -> None:
         later, self._later = self._later, []
-        self._receive_kept(later)
+        if not later:
+            return
+        try:
+            while later:
+                self._receive_kept([later.pop(0)])
+        finally:
+            self._later[:0] = later
         self._answered.notify_all()
 
     def used_elsewhere(self) -> None:
@@ -377,9 +430,7 @@ class SpreadTables:
         Raises:
             WaitTimeoutError: a worker is in the middle of a change for too long.
         """
-        self._until(
-            deadline, lambda table, _: table.leave_all() and not table.look(True, True), "renew its copies of rows"
-        )
+        self._until(deadline, lambda table, _: table.leave_all(), "renew its copies of rows")
 
     def _until(self, deadline: Deadline, is_so: Callable[[SpreadTable, bool], bool], what: str) -> None:
         pause, first = _SETTLE_SECONDS, True

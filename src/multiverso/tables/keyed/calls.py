@@ -17,6 +17,7 @@ from multiverso.hosts.spread.homes import groups_of
 from multiverso.kernels.codes import FULL
 from multiverso.kernels.keyed import calls as kernels
 from multiverso.kernels.keyed import removal as removal
+from multiverso.layout.keyed import ELSEWHERE
 from multiverso.memory.heap import Budget
 from multiverso.memory.words import store64
 from multiverso.runtime.session.session import Session
@@ -105,7 +106,8 @@ class KeyedCalls:
     def _overwrite(self, keys: Keys, rows: npt.NDArray[np.uint8]) -> None:
         new = Adding.of(0, keys, rows, 1)
         self._admit(new, None)
-        places = new.rows
+        here = new.rows != ELSEWHERE
+        places, rows = new.rows[here], rows[here]
         self._memory.rows()[places, : rows.shape[1]] = rows
         stamps = self._memory.stamps()
         stamps[places] = self._memory.word("GENERATION")
@@ -309,6 +311,10 @@ class KeyedCalls:
         """Returns whether a call raised with a part of it done."""
         return self._unfinished is call
 
+    def abandon(self) -> None:
+        """What is left of a call that raised is not to be done any more."""
+        self._unfinished = None
+
     def _finish_removal(self, call: Removing, deadline: Deadline | None) -> None:
         self.run(removal.remove, (call.keys, call.removed), deadline, progress=done(call.removed))
 
@@ -352,6 +358,10 @@ class KeyedCalls:
                 "are available: no rows can be added to new keys"
             )
         self._growth.prepare(keys)
+
+    def hold(self) -> None:
+        """From here on no row of a removed key is another key's, and what lives here does, until `release`."""
+        kernels.hold.compiled()(self._memory.address, self._session.index)
 
     def release(self) -> None:
         """Ends what pins the rows that were found; under the lock."""

@@ -38,13 +38,15 @@ class Desk:
         row_bytes: of a whole row, values and state.
 
     Attributes:
-        homes: the host of each group of keys; it changes when a host is lost.
+        homes: the host of each group of keys; it changes when a host is lost or returns.
+        here: whether that is this one, as int64.
     """
 
     def __init__(self, session: Session, memory: SharedMemory, bell: SharedMemory, what: str, row_bytes: int) -> None:
         self._kept, self._bell, self._here = bell, bell.address, session.control.here
         self._session, self._memory, self._what, self._row_bytes = session, memory, what, row_bytes
         self.homes: npt.NDArray[np.int16] = memory.array[desk.HOMES : desk.HOMES + 2 * GROUPS].view(np.int16)
+        self.here: Keys = memory.array[desk.HERE : desk.HERE + 8 * GROUPS].view(np.int64)
         self._most_rows = desk.ROOM // (8 + row_bytes)
         # the number of a question, and where the flags that it is answered with go
         self._marks: tuple[int, Keys] | None = None
@@ -221,8 +223,8 @@ class Desk:
             )
         if code == desk.MOVED:
             return WorkerLostError(
-                f"a host was lost while this call went through all rows of the {self._what}, some of which it had: "
-                "call it again",
+                f"a host was lost or has come again while this call went through all rows of the {self._what}, some of "
+                "which have moved: call it again",
                 self._session.control.lost(),
             )
         if code == desk.OTHER_TABLE:

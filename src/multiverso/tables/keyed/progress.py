@@ -105,7 +105,7 @@ class Removing(Struct, eq=False):
 
     def has_begun(self, rows_done: int) -> bool:
         """Returns whether any key was looked at."""
-        return bool(done(self.removed))
+        return bool((self.removed != NOT_YET).any())
 
     def keep(self) -> None:
         """Takes a copy."""

@@ -7,9 +7,9 @@ it asks its node (`desk`).
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -39,6 +39,7 @@ from multiverso.updaters import BY_NAME
 from multiverso.updaters.cached import copy_loops
 from multiverso.wire.requests import Spread
 
+T = TypeVar("T")
 _COPIES_BYTES = 256 << 20  # by default
 _COPY_SECONDS = 1.0
 
@@ -80,27 +81,29 @@ class SpreadCalls(KeyedCalls):
         self.own, self.desk, self._most = own, desk, most
         self.lock, self._mine = own.lock, own._mine  # it is one table's
         self._spec, self._most_keys = own._spec, own._most_keys  # in words, it is that table
-        self._here, self._is_here = session.hosts.index(session.control.here), own.is_here != 0
-        self._view = -1  # of the homes that this is from
+        self._here = session.hosts.index(session.control.here)
         self._size = spec.dim * np.dtype(spec.dtype).itemsize
         self._add_copy = compile_update(copy_loops(own._spec.updater).add, spec.dtype)
 
-    def _clear(self, deadline: Deadline | None) -> None:
-        super()._clear(deadline)
-        self._look_at_homes()
-
-    def _look_at_homes(self) -> None:
-        """In a call that has found no row yet: finds out what lives here by now."""
-        if (view := self.desk.view) != self._view:
-            self._view = view
-            self._is_here[:] = self.own.is_here[:] = self.desk.homes == self._here
-
     # -- rows ------------------------------------------------------------------------------------------------
+
+    def _live_here(self, keys: Keys) -> npt.NDArray[np.bool_]:
+        """Returns which keys live here; they do until a call has ended that has pinned what it finds before."""
+        here: npt.NDArray[np.bool_] = self.own.is_here[groups_of(keys)] != 0
+        return here
 
     def _parts(self, keys: Keys) -> tuple[Keys, Keys]:
         """Returns the places of keys that live here, and of the others."""
-        here = self._is_here[groups_of(keys)]
+        here = self._live_here(keys)
         return np.flatnonzero(here), np.flatnonzero(~here)
+
+    def in_one_view(self, do: Callable[[], T]) -> T:
+        """Does something that can be done again, until nothing has moved meanwhile."""
+        while True:
+            view = self.desk.view
+            result = do()
+            if self.desk.view == view:
+                return result
 
     def get(self, keys: Keys, out: Array, deadline: Deadline | None) -> None:
         """See `KeyedCalls.get`."""
@@ -119,7 +122,6 @@ class SpreadCalls(KeyedCalls):
                 self.release()  # the node may have to let copies go first
                 deadline = deadline or self._session.start_deadline()
                 self.desk.fetch(np.unique(keys[found.copies == ABSENT]), deadline)
-                self._look_at_homes()
             self.own.run(kernels.read, (keys, found.here, out), deadline)
             if found.away:
                 self.run(kernels.read, (keys, found.copies, out), deadline)
@@ -146,13 +148,17 @@ class SpreadCalls(KeyedCalls):
 
     def contains(self, keys: Keys) -> npt.NDArray[np.bool_]:
         """See `KeyedCalls.contains`."""
-        here, there = self._parts(keys)
-        found = np.zeros(keys.size, np.bool_)
-        found[here] = self.own.contains(keys[here])
-        answer = unmarked(keys[there])
-        self.asked(self.desk.flags, layout.CONTAINS, keys[there], answer)
-        found[there] = answer
-        return found
+
+        def look() -> npt.NDArray[np.bool_]:
+            here, there = self._parts(keys)
+            found = np.zeros(keys.size, np.bool_)
+            found[here] = self.own.contains(keys[here])
+            answer = unmarked(keys[there])
+            self.asked(self.desk.flags, layout.CONTAINS, keys[there], answer)
+            found[there] = answer
+            return found
+
+        return self.in_one_view(look)
 
     @property
     def part(self) -> tuple[int, int]:
@@ -177,18 +183,26 @@ class SpreadCalls(KeyedCalls):
 
     def overwrite(self, keys: Keys, rows: Bytes) -> None:
         """See `KeyedCalls.overwrite`."""
-        here, there = self._parts(keys)
-        self.own.overwrite(keys[here], rows[here])
-        self.asked(self.desk.overwrite, keys[there], rows[there])
+
+        def write() -> None:
+            here, there = self._parts(keys)
+            self.own.overwrite(keys[here], rows[here])
+            self.asked(self.desk.overwrite, keys[there], rows[there])
+
+        self.in_one_view(write)
 
     def set_word(self, place: int, value: int) -> None:
         """See `KeyedCalls.set_word`."""
         self.own.set_word(place, value)
         self.asked(self.desk.set_word, place, value)
 
-    def listed(self) -> Iterator[tuple[int, Keys]]:
-        """Yields other hosts and some of the keys there, with a row or as candidates, each once."""
-        view = self.desk.view
+    def listed(self, view: int) -> Iterator[tuple[int, Keys]]:
+        """Yields other hosts and some of the keys there, with a row or as candidates, each once.
+
+        Raises:
+            WorkerLostError: hosts were lost or have come again since that view.
+        """
+        self.desk.raise_if_moved(view)
         for host in range(len(self._session.hosts)):
             pattern = -1 if host == self._here else 0
             while pattern >= 0:
@@ -230,31 +244,51 @@ class SpreadCalls(KeyedCalls):
         """See `KeyedCalls.has_begun`. What only a lost host could finish has not."""
         here = call.here
         begun = here is not None and (here.complete or self.own.is_half_done(here))
+        begun = begun or (isinstance(here, Adding) and here.has_begun(0))
         there = call.there if isinstance(call, Removing) else None
         begun = begun or (there is not None and (bool(done(there.removed)) or self.desk.is_asking(there.removed)))
         return begun or super().has_begun(call)
 
     def _finish_add(self, call: Adding, deadline: Deadline | None) -> None:
-        assert call.here is not None
-        if call.keys.size and call.rows[0] == NOT_YET and not self.own._spec.keeps_use:
-            self._find_all(call, call.here, deadline)
-        self._admit(call, deadline)
-        self.own.finish(call.here, deadline)
+        here = call.here
+        assert here is not None
+        if not self.own.is_half_done(here):
+            self.own._clear(deadline)
+        while True:
+            if call.keys.size and call.rows[0] == NOT_YET and not self.own._spec.keeps_use:
+                self._find_all(call, here, deadline)
+            self._admit(call, deadline)
+            self.own._admit(here, deadline)
+            if not ((call.rows == ELSEWHERE) & (here.rows == ELSEWHERE)).any():
+                break
+            self.release()  # some of them have moved meanwhile
+            call.forget()
+        self.own.finish(here, deadline)
         super()._finish_add(call, deadline)
         self.desk.say_added()
 
     def _finish_removal(self, call: Removing, deadline: Deadline | None) -> None:
-        here = self._is_here[groups_of(call.keys)] if call.here is None else np.isin(call.keys, call.here.keys)
-        if call.here is None or call.there is None:
-            call.here, call.there = (Removing.of(call.keys[some]) for some in (here, ~here))
-        try:
-            self.desk.flags(layout.REMOVE, call.there.keys, call.there.removed, deadline)
-        except MultiversoError:
-            if not self.desk.is_asking(call.there.removed):
-                call.there = None  # a home has answered that it cannot
-            raise
-        self.own.finish(call.here, deadline)
-        call.removed[here], call.removed[~here] = call.here.removed, call.there.removed
+        while (left := call.removed == NOT_YET).any():
+            here = left & (self._live_here(call.keys) if call.here is None else np.isin(call.keys, call.here.keys))
+            there = left & ~here
+            if call.here is None or call.there is None:
+                call.here, call.there = (Removing.of(call.keys[some]) for some in (here, there))
+            try:
+                self.desk.flags(layout.REMOVE, call.there.keys, call.there.removed, deadline)
+            except MultiversoError:
+                if not self.desk.is_asking(call.there.removed):
+                    call.there = None  # a home has answered that it cannot
+                raise
+            try:
+                self.own.hold()
+                if self._live_here(call.here.keys).all() or call.here.complete:
+                    self.own.finish(call.here, deadline)
+            finally:
+                self.own.release()
+            call.removed[here], call.removed[there] = call.here.removed, call.there.removed
+            if self.own.is_half_done(call.here):
+                self.own.abandon()
+            call.here = call.there = None  # what has moved meanwhile is asked for
 
     def find_either(self, keys: Keys, deadline: Deadline | None) -> Found:
         """Returns the rows of keys, here and copied; they are pinned."""
@@ -285,14 +319,13 @@ class SpreadCalls(KeyedCalls):
         self.desk.raise_if_in_trouble()
         deadline = deadline or self._session.start_deadline()
         while True:
-            there = ~self._is_here[groups_of(call.keys)]
+            there = ~self._live_here(call.keys)
             keys = call.keys[there]
             missing = (rows := self._find(keys, deadline)) < 0
             if not missing.any():
                 break
             self.release()  # the node may have to let copies go first
             self.desk.fetch(np.unique(keys[missing]), deadline)
-            self._look_at_homes()
         call.rows[:] = ELSEWHERE
         call.rows[there] = rows
 
@@ -311,20 +344,27 @@ class SpreadPasses:
 
     def counts(self) -> tuple[int, int, int]:
         """See `KeyedPasses.counts`; candidates and dead entries are this host's."""
-        keys, candidates, dead = self.own.counts()
-        return keys + self._calls.asked(self._calls.desk.count), candidates, dead
+
+        def count() -> tuple[int, int, int]:
+            keys, candidates, dead = self.own.counts()
+            return keys + self._calls.asked(self._calls.desk.count), candidates, dead
+
+        return self._calls.in_one_view(count)
 
     def entries(self, batch: int) -> Iterator[tuple[Keys, Keys, Keys]]:
         """See `KeyedPasses.entries`."""
+        view = self._calls.desk.view
         yield from self.own.entries(batch)
-        for _, keys in self._calls.listed():
+        for _, keys in self._calls.listed(view):
             yield keys, np.zeros_like(keys), np.full(keys.size, KEY)
 
     def rows_since(self, generation: int, size: int) -> Iterator[tuple[Keys, Keys, Bytes]]:
         """See `KeyedPasses.rows_since`; generations are counted by each host for itself: only 0 means something."""
+        view = self._calls.desk.view
         yield from self.own.rows_since(generation, size)
-        for host, keys in self._calls.listed():
+        for host, keys in self._calls.listed(view):
             there, rows = self._calls.asked(self._calls.desk.read_whole, host, keys)
+            self._calls.desk.raise_if_moved(view)
             yield there, np.zeros_like(there), np.ascontiguousarray(rows[:, :size])
 
     def note_use(self, keys: Keys, uses: Keys) -> None:
@@ -386,7 +426,6 @@ def open_spread(
     )
     session.node.ask(there, f"this host's node to open the {spec}")
     desk = Desk(session, desks, bell, str(spec), whole)
-    is_here = (desk.homes == session.hosts.index(session.control.here)).astype(np.int64)
-    own = KeyedCalls(session, memory, spec, is_here)
+    own = KeyedCalls(session, memory, spec, desk.here)
     calls = SpreadCalls(session, copy_memory, copy_spec, own, desk, most)
     return memory, calls, SpreadPasses(KeyedPasses(session, memory, own), calls)
