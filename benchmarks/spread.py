@@ -120,12 +120,12 @@ def _add(table: mv.KeyedTable, keys: Any, delta: Any, _: int) -> None:
 
 def _is_here(table: mv.KeyedTable, keys: Any) -> Any:
     """Returns whether keys live on this host."""
-    here = getattr(table._calls, "_is_here", None)
-    if here is None:
+    desk = getattr(table._calls, "desk", None)
+    if desk is None:
         return np.ones(keys.size, np.bool_)
     from multiverso.hosts.spread.homes import groups_of
 
-    return here[groups_of(keys)]
+    return desk.here[groups_of(keys)] != 0
 
 
 def limit(rate: str) -> None:
