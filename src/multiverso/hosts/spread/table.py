@@ -355,12 +355,11 @@ class SpreadTable:
             self._deal_back(question, parts)
             return
         if answer.kind & FAILED:
-            if question.pushed.size:
+            if question.pushed.size and question.view != self.places.view:
+                self._push(question.pushed, question.deltas)
+            elif question.pushed.size:
                 way.refused = answer.argument
-                if question.view == self.places.view:
-                    way.pushes.appendleft((question.pushed, question.deltas))
-                else:
-                    self._push(question.pushed, question.deltas)
+                way.pushes.appendleft((question.pushed, question.deltas))
                 way.not_before = self.now() + _RETRY_SECONDS
             fail(host, answer.argument, parts)
             return
