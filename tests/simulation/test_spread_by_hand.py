@@ -459,3 +459,39 @@ def test_rows_that_there_is_no_memory_for_at_first_are_taken_over_later(net: Net
     net.run()
     assert not net.apart
     assert net.sites[1].get(key) == 1
+
+
+def test_what_there_is_no_memory_for_where_it_arrives_is_added_later() -> None:
+    net = Net(3)
+    net.run(5)
+    key = key_of(1, 0, 2)
+    net.lose(1)
+    net.again(1)
+    worker = net.sites[1]
+    worker.ask(desk.FETCH, key)
+    net.run(5)
+    worker.add(key, 7)
+    own = worker.table.own
+    enter = own.enter
+
+    def refuse(*_: Any) -> None:
+        raise OutOfMemoryError("no memory")
+
+    net.may_return = {1}
+    report_filled(net)
+    worker.add(key, 100)
+    own.enter = refuse  # type: ignore[assignment]
+    for _ in range(200):
+        net.now += 0.0001  # pushes wait for longer
+        for site in net.sites:
+            site.obey()
+            site.look()
+        net.deliver(*((a, b) for a in range(3) for b in range(3)))
+    troubles = worker.table.trouble
+    own.enter = enter  # type: ignore[method-assign]
+    net.now += 2.0
+    net.run()
+    assert not net.apart
+    assert worker.get(key) == 107
+    assert troubles == (desk.HOST_FULL, 1)
+    assert worker.table.trouble[0] == desk.DONE_WELL

@@ -92,6 +92,8 @@ class SpreadTable:
         self.home = Home(self.number, self.spec, self.own, self.updater, self.after, self.backups)
         # what waits until this host's workers find what has come here
         self._until_arrived: list[Callable[[], None]] = []
+        self._refused_here: list[tuple[Keys, Bytes]] = []  # what there was no memory for, and when to try again
+        self._again_here_at = 0.0
         self._asks_in = self.view  # no push of an earlier view is under way
         self.places = Places(
             self.number, self.host, self.hosts, self.own, self.backups, self._send, self.show, self.apart, self.view
@@ -198,6 +200,10 @@ class SpreadTable:
         if not self.copies.leaving.size and (unwanted := self._unwanted()).size:
             self.copies.begin_leaving(unwanted)
         self.take_left()
+        if self._refused_here and self.now() >= self._again_here_at:
+            refused, self._refused_here = self._refused_here, []
+            for some in refused:
+                self._push(*some)
         if self.places.look():
             self._deal_anew()
         self._show_what_arrived()
@@ -247,9 +253,16 @@ class SpreadTable:
         for home, places in self._by_home(keys):
             some = keys[places], deltas[places]
             if home == self.host:
-                self.home.add(*some)
+                self._add_here(*some)
             elif not self.ways[home].lost:
                 self.ways[home].pushes.append(some)
+
+    def _add_here(self, keys: Keys, deltas: Bytes) -> None:
+        try:
+            self.home.add(keys, deltas)
+        except OutOfMemoryError:  # it is kept, as what another home refuses
+            self._refused_here.append((keys, deltas))
+            self._again_here_at = self.now() + _RETRY_SECONDS
 
     @property
     def is_settled(self) -> bool:
@@ -265,6 +278,8 @@ class SpreadTable:
     @property
     def trouble(self) -> tuple[int, int]:
         """Why adds do not reach a host, and which one: a code of ``layout/desk.py``."""
+        if self._refused_here:
+            return desk.HOST_FULL, self.host
         found = next(((way.refused, way.host) for way in self.ways.values() if way.refused), (desk.DONE_WELL, 0))
         return self.backups.trouble if found[0] == desk.DONE_WELL and self.backups is not None else found
 
@@ -501,7 +516,7 @@ class SpreadTable:
             if home != self.host:
                 self.ways[home].again.append((argument, *some))
             elif not self.home.has(self.host, argument):
-                self.home.add(*some)
+                self._add_here(*some)
 
     def _ask_again(self, part: Part) -> None:
         if not part.asking.left:

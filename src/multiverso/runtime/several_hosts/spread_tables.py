@@ -213,6 +213,7 @@ class SpreadTables:
             self._log(error)
             return _LATER_SECONDS
         self._report_filled(found)
+        self._show_trouble(found)
         if is_busy:
             return _SOON_SECONDS
         if table.asks:
