@@ -495,3 +495,18 @@ def test_what_there_is_no_memory_for_where_it_arrives_is_added_later() -> None:
     assert worker.get(key) == 107
     assert troubles == (desk.HOST_FULL, 1)
     assert worker.table.trouble[0] == desk.DONE_WELL
+
+
+def test_a_host_leaves_a_barrier_although_a_backup_has_not_heard_of_the_last_changes() -> None:
+    """Others go on at once, so that there are always some."""
+    net = Net(3)
+    net.run(5)
+    site, key = net.sites[1], key_of(1, 0, 2)
+    site.add(key, 1)
+    site.ask(desk.FETCH, key_of(2, 0, 1))
+    for _ in range(5):
+        net.run(1, slow=((1, 0),))
+    assert net.wires[1, 0]
+    assert site.copies.has(np.array([key_of(2, 0, 1)])).all()
+    assert any(site.table.leave_all() for _ in range(3))
+    assert not site.copies.has(np.array([key_of(2, 0, 1)])).any()
