@@ -510,3 +510,35 @@ def test_a_host_leaves_a_barrier_although_a_backup_has_not_heard_of_the_last_cha
     assert site.copies.has(np.array([key_of(2, 0, 1)])).all()
     assert any(site.table.leave_all() for _ in range(3))
     assert not site.copies.has(np.array([key_of(2, 0, 1)])).any()
+
+
+def test_what_a_host_that_returns_is_told_after_a_later_loss_is_not_dropped() -> None:
+    """It hears of the loss last, and was no backup of the row before."""
+    net = Net(4)
+    net.run(5)
+    key = key_of(2, 0, 1, 3)
+    net.lose(1)
+    net.again(1)
+    net.sites[2].add(key, 1)
+    net.run()
+    net.may_return = {1}
+    report_filled(net)
+    net.run(10, slow=((3, 1),))  # all but one of its homes have answered
+    assert net.sites[1].table.places.is_returning
+    net.dead.add(0)
+    net.apart.add(0)
+    net.view += 1
+    net.filled.clear()
+    net.order("lost", 0)
+    net.orders[1].pop()  # for now
+    for wire in net.wires:
+        if 0 in wire:
+            net.wires[wire].clear()
+    net.run(10, slow=((3, 1),))
+    net.run(10)
+    net.orders[1].append(("lost", 0))
+    net.run()
+    assert net.sites[1].table.places.view == net.view
+    kept = net.sites[1].table.kept
+    assert kept is not None
+    assert kept.values(np.array([key])).view(np.int64)[0, 0] == 1

@@ -127,8 +127,9 @@ class Places:
         """Whether a question or an answer is to wait until this host has another view, or what moves has moved."""
         if self._backups is None:
             return False
-        if self.is_returning:  # the homes have another view already
-            return frame.kind & ~(ANSWER | FAILED) not in (desk.BACK_UP, desk.REJOIN)
+        if self.is_returning:  # the homes have the next view already; one that knows of a later loss is ahead of that
+            is_awaited = frame.kind & ~(ANSWER | FAILED) in (desk.BACK_UP, desk.REJOIN)
+            return not is_awaited or frame.view > self.view + 1
         if frame.view > self.view:
             return True
         moves = bool(self._leaving) or self.arriving.any()
