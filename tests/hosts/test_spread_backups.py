@@ -18,7 +18,9 @@ from test_spread_tables import KEYS, cuts
 
 import multiverso as mv
 from multiverso.errors import SnapshotError, TableMismatchError
+from multiverso.hosts.spread.backups import Backups
 from multiverso.hosts.spread.homes import places_of
+from multiverso.hosts.spread.table import SpreadTable
 from multiverso.layout.keyed import GROUPS
 from multiverso.runtime import Session
 from multiverso.updaters import momentum
@@ -378,23 +380,27 @@ def test_a_host_returns_again_after_each_of_its_losses_and_beside_another(tmp_pa
             session.shutdown()
 
 
-def test_who_goes_on_after_a_barrier_keeps_nobody_in_it() -> None:
-    """Their backups hear of new changes all the time."""
-    passed = threading.Semaphore(0)
-    keys = np.arange(20_000)
+def test_a_host_leaves_a_barrier_although_backups_hear_of_changes_all_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Others who have left it go on at once."""
+    leave_all, look = SpreadTable.leave_all, Backups.look
+    leaving: set[Any] = set()
 
-    def work(session: Session) -> int:
-        table = mv.KeyedTable(16, dtype="int64", copies=2, session=session)
-        table.get(keys)
-        session.barrier()
-        if session.worker_id:
-            passed.release()
-            return 0
-        calls = 0
-        while not passed.acquire(blocking=False):
-            table.add(np.ones((500, 16), np.int64), keys[500 * (calls % 40) :][:500])
-            calls += 1
-        return calls
+    def leave(table: SpreadTable) -> bool:
+        leaving.add(table.backups)
+        return leave_all(table)
+
+    def is_told(backups: Backups, *arguments: bool) -> bool:
+        return look(backups, *arguments) and backups not in leaving
+
+    monkeypatch.setattr(SpreadTable, "leave_all", leave)
+    monkeypatch.setattr(Backups, "look", is_told)
+
+    def work(session: Session) -> set[int]:
+        table = mv.KeyedTable(2, copies=2, session=session)
+        table.add(np.ones((KEYS.size, 2)), KEYS)
+        session.barrier(timeout_seconds=20)
+        leaving.clear()
+        return set(np.unique(table.get(KEYS)).tolist())
 
     with rehearsal(1, 1, 1) as job:
-        job.run(work)
+        assert job.run(work) == [{3.0}] * 3

@@ -48,6 +48,7 @@ class Home:
     def serve(self, host: int, question: Frame) -> Frame | None:
         """Returns the answer to another host's question; None: it waits until backups have what that has changed."""
         if question.kind == desk.BACK_UP:
+            self._check(question)
             return self.backups.keep(host, question) if self.backups is not None else question.refusal(desk.REFUSED)
         answer = self.answer(host, question)
         changes = question.kind in CHANGING
@@ -102,6 +103,7 @@ class Home:
         count, shape = question.keys.size, question.rows.shape
         if question.kind == desk.PUSH_AGAIN and self.backups is None:
             raise ProtocolError("a push to a host that is lost, of a table whose rows have no backups")
-        right = {desk.SET_WORD: count == 2, desk.OVERWRITE: shape == (count, self.own.whole)}
+        known = shape[0] <= count and (not shape[0] or shape[1] == self.own.whole)
+        right = {desk.SET_WORD: count == 2, desk.OVERWRITE: shape == (count, self.own.whole), desk.BACK_UP: known}
         if not right.get(question.kind, True):
             raise ProtocolError(f"a question of kind {question.kind} about {count} keys")

@@ -254,6 +254,8 @@ class Places:
 
     def answered(self, host: int, answer: Frame) -> None:
         """A home has given this host all that is to live on it, and the words that hold on all hosts."""
+        if host not in self._awaited:
+            return
         self._awaited.discard(host)
         for place, value in zip(EVERYWHERE, answer.keys.tolist(), strict=False):
             self._own.set_word(place, value)

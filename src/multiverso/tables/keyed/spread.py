@@ -269,10 +269,10 @@ class SpreadCalls(KeyedCalls):
 
     def _finish_removal(self, call: Removing, deadline: Deadline | None) -> None:
         while (left := call.removed == NOT_YET).any():
-            here = left & (self._live_here(call.keys) if call.here is None else np.isin(call.keys, call.here.keys))
-            there = left & ~here
             if call.here is None or call.there is None:
-                call.here, call.there = (Removing.of(call.keys[some]) for some in (here, there))
+                here = left & self._live_here(call.keys)
+                call.here, call.there = (Removing.of(call.keys[some]) for some in (here, left & ~here))
+            here, there = (np.isin(call.keys, part.keys) for part in (call.here, call.there))
             try:
                 self.desk.flags(layout.REMOVE, call.there.keys, call.there.removed, deadline)
             except MultiversoError:
