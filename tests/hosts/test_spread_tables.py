@@ -674,9 +674,9 @@ def test_hosts_have_a_table_of_nearly_all_their_memory_together_and_lose_nothing
         rows = job.nodes[me].hosts.rows
         with rows._lock:
             count = node.table.own.count()
-        in_the_end.wait(30)
+        in_the_end.wait(100)
         unlimited.set()
-        wait_for(lambda: outcome(session.barrier) is None)
+        wait_for(lambda: outcome(session.barrier) is None, seconds=100)
         mine = np.concatenate(added)
         assert (table.get(mine) == me + 1).all(), "what add has returned for is there, once"
         session.barrier()
