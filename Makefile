@@ -86,9 +86,10 @@ chaos: .venv/.full ## thousands of kills from a seed; what the survivors waited 
 	$(BIN)/python benchmarks/chaos_between_hosts.py --kills 500 --json benchmarks/results/chaos_between_hosts.json
 	$(BIN)/python benchmarks/chaos_hosts.py --kills 100 --accuracy --json benchmarks/results/chaos_hosts.json
 
-exact: .venv/.full ## sums and bits between hosts through thousands of cut connections, stopped nodes, and links silent for up to 70 s (root)
+exact: .venv/.full ## sums and bits between hosts through thousands of cut connections, stopped nodes, and links silent for up to 70 s (root); SEEDS=20 of rows by key
 	$(BIN)/python benchmarks/exact_between_hosts.py --cuts $(or $(NUMBER),3000) --seed $(or $(SEED),1) --silences 0.5 5 70 \
 		--json benchmarks/results/exact_between_hosts.json
+	MULTIVERSO_TEST_SEEDS=$(or $(SEEDS),20) $(BIN)/python -m pytest -q tests/hosts/test_spread_*.py
 
 pauses: .venv/.full ## all tests, four at a time, while their processes are stopped at random (SEED=1)
 	$(BIN)/python scripts/pauses.py $(or $(SEED),1) env PATH="$(CURDIR)/$(BIN):$$PATH" \

@@ -1,16 +1,16 @@
 #!/usr/bin/env bash
-# Runs every test, in both environments side by side, and fails if any failed. Called by `make test`, which makes the
-# environments and passes them as BIN (.venv/bin) and LEGACY (.venv-legacy); arguments go to both calls of pytest.
-# The run with the newest NumPy is seen as it goes; the old environment's is printed whole after it.
+# Runs every test and fails if any failed. Called by `make test`, which makes the environments and passes them as BIN
+# (.venv/bin) and LEGACY (.venv-legacy); arguments go to each call of pytest.
+# Three runs side by side: what needs no framework is seen as it goes, the others are printed whole after it.
 set -uo pipefail
 cd "$(dirname "$0")/.."
 
 scratch=$(mktemp -d)
-old=
+beside=()
 leave() {
-    if [ -n "$old" ]; then
-        kill -INT "$old"
-        wait "$old"
+    if [ "${#beside[@]}" -gt 0 ]; then
+        kill -INT "${beside[@]}"
+        wait "${beside[@]}"
     fi 2>/dev/null
     rm -rf "$scratch"
 }
@@ -30,10 +30,6 @@ judge() {
         failed=1
     fi
 }
-
-# Tests wait for processes more than they compute. Those of one file share what they start; tests/conftest.py puts the
-# longest files first.
-together=(--dist loadscope --no-loadscope-reorder)
 
 # again NAME STATUS PYTEST...: on a machine that is shared, where a process may not be run for seconds, up to three
 # tests that failed are run once more, with nothing beside them. What passes then is named as unstable, for somebody to
@@ -61,6 +57,9 @@ for name in checkpoints compiling conversions creating kernels partition refusal
     on_numpy+=("tests/core/test_$name.py")
 done
 
+# What imports PyTorch, JAX and Keras into the process of the tests: once, in one process.
+frameworks=(tests/torch tests/jax tests/keras tests/test_framework_examples.py)
+
 # Keras writes to the home directory, and the old one takes what it finds there for granted: two that are imported at
 # once must not both begin the file of its settings.
 mkdir -p "$scratch/home/.keras" "$scratch/theano"
@@ -68,38 +67,49 @@ echo '{}' >"$scratch/home/.keras/keras.json"
 home=~  # also where nobody has set HOME
 theano_flags="device=cpu,floatX=float32,cxx=,mode=FAST_COMPILE,optimizer_excluding=AbstractConvCheck"
 
-# Compiled before any test's deadline begins: on a machine that has never run them it takes minutes. Both environments
+# Compiled before any test's deadline begins: on a machine that has never run them it takes minutes. All environments
 # share the code.
 "$BIN/python" -m multiverso warmup || echo "make test: not all kernels could be compiled beforehand" >&2
 
-old_name="NumPy 1.23.5 and Theano 1.0.5"
-new_name="newest NumPy and frameworks"
 SECONDS=0
+names=("newest NumPy" "frameworks" "NumPy 1.23.5 and Theano 1.0.5")
+with_new=(env PATH="$BIN:$PATH" KERAS_HOME="$scratch/keras"
+    "$BIN/python" -m pytest -o cache_dir="$scratch/new" tests "${frameworks[@]/#/--ignore=}" "$@")
+with_frameworks=(env PATH="$BIN:$PATH" KERAS_HOME="$scratch/keras"
+    "$BIN/python" -m pytest -o cache_dir="$scratch/frameworks" "${frameworks[@]}" "$@")
 with_old=(env PATH="$LEGACY/bin:$PATH" HOME="$scratch/home"
     XDG_CACHE_HOME="${XDG_CACHE_HOME:-$home/.cache}" KERAS_BACKEND=theano OMP_NUM_THREADS=1
     THEANO_FLAGS="$theano_flags,base_compiledir=$scratch/theano"
     "$LEGACY/bin/python" -m pytest -o cache_dir="$scratch/old" "${on_numpy[@]}" "$@")
-"${with_old[@]}" -n 1 "${together[@]}" >"$scratch/old.log" 2>&1 </dev/null &
-old=$!
 
-echo "== $new_name"
-with_new=(env PATH="$BIN:$PATH" KERAS_HOME="$scratch/keras"
-    "$BIN/python" -m pytest -o cache_dir="$scratch/new" tests "$@")
+"${with_old[@]}" >"$scratch/old.log" 2>&1 </dev/null &
+beside+=($!)
+"${with_frameworks[@]}" >"$scratch/frameworks.log" 2>&1 </dev/null &
+beside+=($!)
+
+# Tests wait for processes more than they compute. Those of one file share what they start; tests/conftest.py puts the
+# longest files first.
+echo "== ${names[0]}"
 status=0
-"${with_new[@]}" -n 4 "${together[@]}" || status=$?
-new_seconds=$SECONDS
+"${with_new[@]}" -n 4 --dist loadscope --no-loadscope-reorder || status=$?
+seconds=$SECONDS
 
-old_status=0
-wait "$old" || old_status=$?
-old=
-echo "== $old_name (side by side with the others)"
+old_status=0 frameworks_status=0
+wait "${beside[0]}" || old_status=$?
+wait "${beside[1]}" || frameworks_status=$?
+beside=()
+echo "== ${names[1]} (side by side with the others)"
+cat "$scratch/frameworks.log"
+echo "== ${names[2]} (side by side with the others)"
 cat "$scratch/old.log"
-old_seconds=$SECONDS
+rest_seconds=$SECONDS
 
-again "$new_name" "$status" "${with_new[@]}" && status=0 || status=$?
-judge "$new_name" "$status" "$new_seconds"
-again "$old_name" "$old_status" "${with_old[@]}" && status=0 || status=$?
-judge "$old_name" "$status" "$old_seconds"
+again "${names[0]}" "$status" "${with_new[@]}" && status=0 || status=$?
+judge "${names[0]}" "$status" "$seconds"
+again "${names[1]}" "$frameworks_status" "${with_frameworks[@]}" && status=0 || status=$?
+judge "${names[1]}" "$status" "$rest_seconds"
+again "${names[2]}" "$old_status" "${with_old[@]}" && status=0 || status=$?
+judge "${names[2]}" "$status" "$rest_seconds"
 
 printf 'make test:'
 printf ' %s;' "${summary[@]}"

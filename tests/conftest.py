@@ -52,7 +52,6 @@ OTHERS = (
 )
 # The files that take most processor time, longest first.
 LONGEST_FIRST = (
-    "test_framework_examples.py",
     "test_docs.py",
     "hosts/test_rehearsals.py",
     "launch/test_launchers.py",
@@ -87,8 +86,7 @@ LONGEST_FIRST = (
     "launch/test_begin_and_end.py",
     "test_package.py",
 )
-# Folders, and files, whose tests share what has imported a framework.
-IN_ONE_PROCESS = ("tests/torch", "tests/keras", "tests/jax")
+# Files whose tests share what has imported PyTorch.
 PROGRAMS_WITH_PYTORCH = ("tests/test_docs.py", "tests/test_resuming_examples.py", "tests/platoon/test_examples.py")
 sys.path.insert(
     0, str(Path(__file__).parent / "support")
@@ -434,31 +432,29 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """Tests of one file go to one process, those of a framework as well: they share what has imported it."""
+    """Tests of one file go to one process, and so do those of several that share what has imported a framework."""
     from xdist.scheduler import LoadScopeScheduling
 
     class Together(LoadScopeScheduling):  # type: ignore[misc]
         def _split_scope(self, nodeid: str) -> str:
-            file, _, test = nodeid.partition("::")
-            folder = file.rpartition("/")[0]
-            if file == "tests/test_framework_examples.py":
-                folder = f"tests/{test.partition('[')[2].rstrip(']')}"
-            if file in PROGRAMS_WITH_PYTORCH:  # fixture `warm_torch`
+            if nodeid.partition("::")[0] in PROGRAMS_WITH_PYTORCH:  # fixture `warm_torch`
                 return PROGRAMS_WITH_PYTORCH[0]
-            return folder if folder in IN_ONE_PROCESS else str(super()._split_scope(nodeid))
+            return str(super()._split_scope(nodeid))
 
     return Together(config, log)
 
 
 @pytest.fixture
-def port() -> int:
+def port() -> Iterator[int]:
     """A port that is free, and stays so: not one of those that the kernel gives out, nor another test process's."""
-    number = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0")[2:])
     while True:
-        with socket.socket() as probe:
-            port = random.SystemRandom().randrange(20_000 + number % 10, 32_000, 10)
+        with socket.socket(socket.AF_UNIX) as ours, socket.socket() as probe:
+            port = random.SystemRandom().randrange(20_000, 32_000)
             try:
+                ours.bind(f"\0multiverso-test-port-{port}")
                 probe.bind(("127.0.0.1", port))
             except OSError:
                 continue
-            return port
+            probe.close()
+            yield port
+            return

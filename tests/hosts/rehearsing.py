@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -32,6 +33,11 @@ HOW_FAR = (
     ),
     *("theirs", "blank", "placed", "refill", "overwrites"),
 )
+
+
+def seeds(number: int) -> range:
+    """Returns the seeds of a test: so many, or as many as are asked for (`make exact`)."""
+    return range(int(os.environ.get("MULTIVERSO_TEST_SEEDS", number)))
 
 
 @dataclass

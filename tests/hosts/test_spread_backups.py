@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 from core_support import in_threads, outcome, wait_for
-from rehearsing import Rehearsal, rehearsal
+from rehearsing import Rehearsal, rehearsal, seeds
 from test_replacing_hosts import all_do, anew, lose
 from test_spread_tables import KEYS, cuts
 
@@ -55,7 +55,7 @@ def kept(job: Rehearsal, of: int) -> dict[int, list[Any]]:
     return found
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", seeds(1))
 def test_a_lost_host_takes_nothing_with_it_that_the_others_have_added(seed: int) -> None:
     """Each worker adds to a column of its own, and reads what it has added at any moment, also of the lost host."""
     lost = threading.Event()
@@ -224,7 +224,7 @@ def is_home(table: Any, folder: Path) -> bool:
     return not isinstance(outcome(lambda: table.save_increment(folder)), SnapshotError)
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", seeds(1))
 def test_a_host_that_was_started_again_takes_its_rows_back_while_the_others_go_on(seed: int, tmp_path: Path) -> None:
     """Each worker adds to a column of its own, and reads what it has added at any moment; then another host is lost."""
     stop = threading.Event()

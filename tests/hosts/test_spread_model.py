@@ -5,7 +5,6 @@ MULTIVERSO_TEST_SEEDS: how many tables are tried.
 
 from __future__ import annotations
 
-import os
 import random
 import time
 from dataclasses import dataclass, field
@@ -14,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from rehearsing import rehearsal
+from rehearsing import rehearsal, seeds
 
 import multiverso as mv
 from multiverso.runtime import Session
@@ -102,7 +101,7 @@ def compare(table: Any, world: World, call: str, keys: Any, value: int, file: Pa
             table.prefetch(keys)
 
 
-@pytest.mark.parametrize("seed", range(int(os.environ.get("MULTIVERSO_TEST_SEEDS", "6"))))
+@pytest.mark.parametrize("seed", seeds(3))
 def test_it_is_a_dict(seed: int, tmp_path: Path) -> None:
     world = World(seed)
 
