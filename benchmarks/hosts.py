@@ -45,10 +45,10 @@ import numpy as np
 from multiverso.consistency.protocol import Call
 from multiverso.deadline import Deadline
 from multiverso.hosts.fabric import Fabric
+from multiverso.hosts.options import Every
 from multiverso.hosts.peer.resources import SHARE
 from multiverso.hosts.transport.credentials import Credentials, new_credentials
 from multiverso.hosts.values.copies import Copy
-from multiverso.hosts.values.options import Every
 from multiverso.kernels import dense
 from multiverso.kernels.between_hosts import agreeing
 from multiverso.layout import words as at

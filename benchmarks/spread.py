@@ -123,7 +123,7 @@ def _is_here(table: mv.KeyedTable, keys: Any) -> Any:
     desk = getattr(table._calls, "desk", None)
     if desk is None:
         return np.ones(keys.size, np.bool_)
-    from multiverso.hosts.spread.homes import groups_of
+    from multiverso.hosts.spread.placement import groups_of
 
     return desk.here[groups_of(keys)] != 0
 

@@ -15,8 +15,8 @@ from multiverso.errors import StartupError
 from multiverso.runtime.joining import join
 from multiverso.runtime.session.current import current, is_open, latest, set_current
 from multiverso.runtime.session.session import Session, abandoned_by, open_sessions
+from multiverso.signal_safety import new_lock, turn
 from multiverso.spec.modes import Grace
-from multiverso.turns import new_lock, turn
 
 _starting = new_lock()
 _options: WeakKeyDictionary[Session, dict[str, Any]] = WeakKeyDictionary()  # what each was begun with
@@ -348,7 +348,7 @@ def save(directory: str | os.PathLike[str]) -> None:
             there.
         WaitTimeoutError: another process is still saving there (``init(timeout_seconds=)``).
     """
-    from multiverso.tables.collection import save_all
+    from multiverso.tables.save_all import save_all
 
     save_all(current(), directory)
 
@@ -362,6 +362,6 @@ def load(directory: str | os.PathLike[str]) -> None:
     Raises:
         SnapshotError: no saved tables there, other tables than this session's, or tables of a live ``ParamManager``.
     """
-    from multiverso.tables.collection import load_all
+    from multiverso.tables.save_all import load_all
 
     load_all(current(), directory)

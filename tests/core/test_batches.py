@@ -22,7 +22,7 @@ from multiverso.errors import (
     WaitTimeoutError,
     WorkerLostError,
 )
-from multiverso.hosts.control.answers import Deal, Hand
+from multiverso.hosts.control.dealing import Deal, Hand
 from multiverso.hosts.control.messages import Line
 from multiverso.layout import words as at
 from multiverso.memory import mutex
@@ -315,7 +315,7 @@ def test_bad_arguments_and_modes_are_refused_at_the_call() -> None:
 
 
 def test_everybody_in_a_deadlock_with_an_epochs_end_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("multiverso.runtime.session.patience._STILL_SECONDS", 0.3)
+    monkeypatch.setattr("multiverso.runtime.session.waiting._STILL_SECONDS", 0.3)
     has_one, told = threading.Event(), threading.Barrier(2)
 
     def work(session: Session) -> str:

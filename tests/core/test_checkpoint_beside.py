@@ -17,7 +17,7 @@ import pytest
 from core_support import bits, let_die, outcome, together, wait_for
 
 import multiverso as mv
-from multiverso.checkpoints import Parts, beginning, board, generations, periodic, writing
+from multiverso.checkpoints import Parts, beginning, board, generations, periodic
 from multiverso.checkpoints.loading import Role, role_of
 from multiverso.checkpoints.manifests import Generation, read_generations
 from multiverso.checkpoints.stores import Remote, open_store
@@ -76,14 +76,14 @@ def test_a_synchronous_run_that_is_resumed_ends_with_the_same_bits(tmp_path: Pat
 def test_after_a_failure_of_one_worker_the_parts_are_of_one_step_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fails: str, culprit: int
 ) -> None:
-    write = writing.write_part
+    write = background_writer.write_part
 
     def broken(store: Any, generation: Any, me: int, *part: Any) -> Any:
         if fails == "disk" and (generation.number, me) == (2, culprit):
             raise OSError("the disk is full")
         return write(store, generation, me, *part)
 
-    monkeypatch.setattr(writing, "write_part", broken)
+    monkeypatch.setattr(background_writer, "write_part", broken)
 
     def work(session: Session) -> int:
         table = mv.ArrayTableHandler(3, session=session)
@@ -589,13 +589,13 @@ def test_shutdown_waits_for_what_was_handed_over(tmp_path: Path) -> None:
 
 def test_what_is_being_written_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also when the slow one's worker waits for the leader, which gives up on those who have handed nothing over."""
-    gave_up, write = threading.Event(), writing.write_part
+    gave_up, write = threading.Event(), background_writer.write_part
 
     def slowly(store: Any, generation: Any, me: int, *part: Any) -> Any:
         assert me == 0 or gave_up.wait(20)
         return write(store, generation, me, *part)
 
-    monkeypatch.setattr(writing, "write_part", slowly)
+    monkeypatch.setattr(background_writer, "write_part", slowly)
     monkeypatch.setattr(periodic, "_STUCK_SECONDS", 0.05)
 
     def save(session: Session) -> None:

@@ -21,7 +21,7 @@ from multiverso.errors import SnapshotError
 from multiverso.files.opening import sha256_of
 from multiverso.params import Model, SharedParams
 from multiverso.runtime import Node, Session
-from multiverso.tables.collection import load_all, save_all
+from multiverso.tables.save_all import load_all, save_all
 
 TREES: dict[str, Any] = {
     "plain": {"a": [1, 2.5, None, True, "x"], 3: (1, ("b", [])), "empty": {}, "bytes": b"\0\xff", "long": 2**200},

@@ -17,8 +17,8 @@ from multiverso.errors import ClosedError, InterruptedRoundError, TableMismatchE
 from multiverso.runtime import Node, Session
 from multiverso.runtime.session.node_link import NodeLink
 from multiverso.tables import ArrayTableHandler, MatrixTableHandler
-from multiverso.tables.collection import handlers
 from multiverso.tables.ruled import Ruled
+from multiverso.tables.save_all import handlers
 from multiverso.wire.requests import Close
 
 

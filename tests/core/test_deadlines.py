@@ -20,7 +20,7 @@ from multiverso.layout import words as at
 from multiverso.memory.words import load64
 from multiverso.runtime import Node, Session
 from multiverso.runtime.collective.reducer import Reducer
-from multiverso.runtime.session.patience import Patience
+from multiverso.runtime.session.waiting import Patience
 from multiverso.tables.pending import Queue
 from multiverso.testing import faults
 

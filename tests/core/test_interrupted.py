@@ -25,7 +25,7 @@ from core_support import in_threads, wait_for
 
 import multiverso as mv
 from multiverso.runtime import Node, Session
-from multiverso.tables.collection import handlers
+from multiverso.tables.save_all import handlers
 
 # what was just made is let go by Python itself when the exception comes before it has a name
 pytestmark = pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning")

@@ -21,7 +21,7 @@ from multiverso.errors import (
     TableMismatchError,
 )
 from multiverso.runtime import Node, Session
-from multiverso.tables.collection import load_all, save_all
+from multiverso.tables.save_all import load_all, save_all
 
 ENDS = (0, -1, 1, -(2**63), 2**63 - 1)
 SOUND = {"twins": 0, "misplaced": 0, "shared": 0, "lost": 0, "miscounted": 0, "held": 0}

@@ -12,8 +12,8 @@ from multiverso.memory.heap import Heap
 from multiverso.memory.huge_pages import LARGE
 from multiverso.memory.segment import Segment
 from multiverso.runtime import Session
-from multiverso.tables.collection import keyed_tables
 from multiverso.tables.keyed import memory as keyed_memory
+from multiverso.tables.save_all import keyed_tables
 
 KEYS, BATCH = 160_000, 10_000
 

@@ -20,8 +20,8 @@ from multiverso.errors import LockStateError
 from multiverso.kernels.keyed import calls as kernels
 from multiverso.runtime import Node, Session
 from multiverso.spec.table import Partition, TableSpec
-from multiverso.tables.collection import handlers
 from multiverso.tables.keyed.progress import Call, Removing
+from multiverso.tables.save_all import handlers
 from multiverso.testing import faults
 
 STRIPE = Partition.of(TableSpec("array", 1, 10**6)).stripe_size

@@ -163,7 +163,7 @@ def test_a_loop_with_a_barrier_in_each_turn_is_told_at_once_what_it_cannot_do(
     dead: Callable[[Session], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The others are at a barrier, and the one that has come again is in the first round of its first turn."""
-    monkeypatch.setattr("multiverso.runtime.session.patience._STILL_SECONDS", 0.3)
+    monkeypatch.setattr("multiverso.runtime.session.waiting._STILL_SECONDS", 0.3)
     died, alone, there = threading.Event(), threading.Event(), threading.Event()
     told = [threading.Event(), threading.Event()]
 

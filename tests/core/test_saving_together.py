@@ -26,8 +26,8 @@ from multiverso.errors import SnapshotError, WaitTimeoutError
 from multiverso.files import opening as files
 from multiverso.params import SharedParams
 from multiverso.runtime import Node, Session
-from multiverso.tables import collection, saving
-from multiverso.tables.collection import load_all, save_all
+from multiverso.tables import saving
+from multiverso.tables.save_all import load_all, save_all
 
 
 def test_all_tables_of_a_job(tmp_path: Path) -> None:
@@ -88,10 +88,10 @@ def test_all_fit_or_none_is_loaded(alone: Session, tmp_path: Path) -> None:
 
 
 CRASH = """
-import multiverso.tables.collection
+import multiverso.tables.save_all
 with Session(node, worker_id) as s:
     tables = [mv.ArrayTableHandler(1000, n, session=s) for n in (1, 2, 3)]
-    multiverso.tables.collection.save_all(s, sys.argv[3])
+    multiverso.tables.save_all.save_all(s, sys.argv[3])
     for t in tables:
         t.add(np.full(1000, 10))
     stage, calls = os.environ["CRASH"], 0
@@ -105,7 +105,7 @@ with Session(node, worker_id) as s:
     kept = getattr(owner, name)
     setattr(owner, name, crash)
     say("crashing")
-    multiverso.tables.collection.save_all(s, sys.argv[3])
+    multiverso.tables.save_all.save_all(s, sys.argv[3])
 """
 
 
@@ -280,7 +280,7 @@ def test_an_interrupt_at_any_moment_leaves_a_save_that_is_whole(
     table = mv.ArrayTableHandler(3, session=alone)
     save_all(alone, tmp_path)
     monkeypatch.setattr(os, "fsync", lambda descriptor: None)  # a thousand of them take their time
-    modules = (files.__file__, collection.__file__, saving.__file__)
+    modules = (files.__file__, sys.modules[save_all.__module__].__file__, saving.__file__)
     steps = 0
 
     def trace(frame: FrameType, event: str, _: Any) -> Any:

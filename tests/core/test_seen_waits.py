@@ -100,7 +100,7 @@ def test_a_reduction_that_times_out_names_who_is_missing(size: int) -> None:
 
 
 def test_a_deadlock_with_a_reduction_in_it_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("multiverso.runtime.session.patience._STILL_SECONDS", 0.3)
+    monkeypatch.setattr("multiverso.runtime.session.waiting._STILL_SECONDS", 0.3)
     told = threading.Barrier(2)
 
     def work(session: Session) -> Any:

@@ -17,7 +17,7 @@ from core_support import SECONDS, Worker, in_threads, outcome, shared_memory_of,
 
 import multiverso as mv
 from multiverso.errors import ClosedError, NodeLostError, StartupError, WaitTimeoutError
-from multiverso.hosts.values.options import ExchangeOptions
+from multiverso.hosts.options import ExchangeOptions
 from multiverso.runtime import Node, Session, observe
 
 MODULE_CALLS: dict[str, Any] = {

@@ -14,7 +14,7 @@ import multiverso as mv
 from multiverso.errors import ClosedError, ShapeMismatchError, TableMismatchError
 from multiverso.runtime import Node, Session, SharedMemory
 from multiverso.runtime.collective.reducer import Reducer
-from multiverso.tables.collection import save_all
+from multiverso.tables.save_all import save_all
 
 
 def test_all_workers_see_the_same_zeroed_aligned_bytes() -> None:

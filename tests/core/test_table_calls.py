@@ -16,7 +16,6 @@ from multiverso.errors import DtypeMismatchError, MultiversoError, RowIdError, S
 from multiverso.layout import words as at
 from multiverso.memory.words import load32, store32
 from multiverso.runtime import Session
-from multiverso.runtime.session import patience
 from multiverso.updaters import Updater
 
 
@@ -131,7 +130,7 @@ def test_waiting_for_a_version(mode: str) -> None:
 
 @pytest.mark.parametrize("mode", MODES)
 def test_who_waits_for_a_version_is_woken(mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(patience, "_NAP_SECONDS", 600.0)  # so long it sleeps if nobody wakes it
+    monkeypatch.setattr(waiting, "_NAP_SECONDS", 600.0)  # so long it sleeps if nobody wakes it
 
     def work(session: Session) -> Any:
         table = mv.ArrayTableHandler(2, session=session)

@@ -29,7 +29,7 @@ from multiverso.node_log import NODE_SAYS
 from multiverso.runtime import Node, Session
 from multiverso.runtime.job.control import Control, Wait, WorkerState
 from multiverso.runtime.job.wait_graph import WaitGraph
-from multiverso.runtime.session.patience import Patience
+from multiverso.runtime.session.waiting import Patience
 from multiverso.shards.shard import TableProgress, WorkerProgress
 from multiverso.testing import faults
 
@@ -136,7 +136,7 @@ def test_who_is_told_of_a_deadlock_hears_what_to_do_about_its_waits(
     table = TableProgress("w", 1, {i: WorkerProgress(0, 0, 1, 0) for i in range(2)})
     mine, other = Wait(kind, 1, 1, 0, 1, since_ns=50), Wait(at.FOR_BARRIER, 1, 0, 0, 2, since_ns=50)
     graph = WaitGraph({0: state(0, mine), 1: state(1, other, barrier=1, incarnation=again)}, {1: table})
-    monkeypatch.setattr("multiverso.runtime.session.patience._STILL_SECONDS", 0.0)
+    monkeypatch.setattr("multiverso.runtime.session.waiting._STILL_SECONDS", 0.0)
     monkeypatch.setattr(Session, "wait_graph", lambda session: graph)
     with Node(1) as node, Session(node.address, sync=bool(again or kind == at.FOR_ROUND)) as session:
         patience = Patience(session, Deadline.after(30), "barrier 1")
@@ -177,7 +177,7 @@ def test_who_waits_longer_than_the_first_that_gave_up_is_told_what_all_waited_fo
 def test_a_table_that_all_have_asked_for_is_said_to_be_on_its_way(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("multiverso.runtime.session.patience._WARN_SECONDS", 0.0)
+    monkeypatch.setattr("multiverso.runtime.session.waiting._WARN_SECONDS", 0.0)
     asked = Wait(at.FOR_TABLE, 1, 0, 0, 1, since_ns=50)
     graph = WaitGraph({i: state(i, asked, created=1) for i in range(2)}, {})
     with Node(1) as node, Session(node.address) as session:
@@ -293,7 +293,7 @@ def test_an_interrupted_round_is_finished_by_the_same_call(reading: str) -> None
 def test_after_10_seconds_one_warning_names_whom_we_wait_for(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("multiverso.runtime.session.patience._WARN_SECONDS", 0.2)
+    monkeypatch.setattr("multiverso.runtime.session.waiting._WARN_SECONDS", 0.2)
     looks: list[None] = []
     look = Patience.raise_if_over
 
@@ -317,7 +317,7 @@ def test_after_10_seconds_one_warning_names_whom_we_wait_for(
 
 @pytest.mark.parametrize("workers", [2, 3])
 def test_everybody_in_a_deadlock_is_told_who_waits_for_what(workers: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("multiverso.runtime.session.patience._STILL_SECONDS", 0.3)
+    monkeypatch.setattr("multiverso.runtime.session.waiting._STILL_SECONDS", 0.3)
     told = threading.Barrier(workers)
 
     def work(session: Session) -> Any:
@@ -340,7 +340,7 @@ def test_everybody_in_a_deadlock_is_told_who_waits_for_what(workers: int, monkey
 def test_a_table_that_one_worker_makes_alone_is_explained(
     name: str | None, sync: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("multiverso.runtime.session.patience._STILL_SECONDS", 0.3)
+    monkeypatch.setattr("multiverso.runtime.session.waiting._STILL_SECONDS", 0.3)
     told = threading.Barrier(2)
 
     def work(session: Session) -> Any:
@@ -357,7 +357,7 @@ def test_a_table_that_one_worker_makes_alone_is_explained(
 
 def test_unequal_numbers_of_reads_are_a_deadlock_not_a_hang(monkeypatch: pytest.MonkeyPatch) -> None:
     """The commonest way to break synchronous training: one worker has a batch more, and then a barrier comes."""
-    monkeypatch.setattr("multiverso.runtime.session.patience._STILL_SECONDS", 0.3)
+    monkeypatch.setattr("multiverso.runtime.session.waiting._STILL_SECONDS", 0.3)
     told = threading.Barrier(2)
 
     def work(session: Session) -> Any:
@@ -386,7 +386,7 @@ def _ended_thread(table: Any) -> None:
 def test_a_thread_that_does_nothing_more_hides_no_deadlock(
     in_another_thread: Callable[[Any], Any], waits_for_another: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("multiverso.runtime.session.patience._STILL_SECONDS", 0.3)
+    monkeypatch.setattr("multiverso.runtime.session.waiting._STILL_SECONDS", 0.3)
     told = threading.Barrier(2)
 
     def work(session: Session) -> Any:

@@ -22,7 +22,7 @@ import numpy as np
 import multiverso as mv
 from multiverso.errors import SnapshotError
 from multiverso.runtime import Node, Session
-from multiverso.tables.collection import load_all, save_all
+from multiverso.tables.save_all import load_all, save_all
 
 _VALUES: tuple[Any, ...] = (
     None, True, -1, 0, 1, 2**63, 2**70, 1e308, "", "x", "\0", "float32", "f8", "matrix", "nesterov", [], [[]], [1], {},

@@ -28,6 +28,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent / "hosts"))
 from fabric_support import Adder, barrier, fabrics, new_shard
 
 from multiverso.hosts.codecs import NAMES, NATIVE, Wire, longest
+from multiverso.hosts.options import Every
 from multiverso.hosts.peer.frames import HEADER_BYTES, RECEIVED, Header, Numbered, ProtocolError, Reader
 from multiverso.hosts.peer.resources import Pace
 from multiverso.hosts.rounds.frames import AT, REACHED, SUM, TOTAL
@@ -41,7 +42,6 @@ from multiverso.hosts.values import frames
 from multiverso.hosts.values.copies import Changes, Copy
 from multiverso.hosts.values.frames import Opened
 from multiverso.hosts.values.link import Link
-from multiverso.hosts.values.options import Every
 from multiverso.hosts.values.state import Held
 from multiverso.shards.shard import Shard
 from multiverso.spec.table import TableSpec

@@ -13,7 +13,7 @@ from fuzz_files import check, fuzz
 
 import multiverso as mv
 from multiverso.runtime import Node, Session
-from multiverso.tables.collection import save_all
+from multiverso.tables.save_all import save_all
 
 FOUND = sorted(
     p for p in (Path(__file__).parent / "corpus").glob("*.*") if p.suffix != ".jsonl"

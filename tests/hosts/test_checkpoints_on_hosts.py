@@ -10,7 +10,7 @@ from core_support import wait_for
 from rehearsing import rehearsal
 
 import multiverso as mv
-from multiverso.hosts.values.options import ExchangeOptions
+from multiverso.hosts.options import ExchangeOptions
 from multiverso.runtime import Session
 
 

@@ -16,11 +16,11 @@ from rehearsing import rehearsal
 import multiverso as mv
 from multiverso.deadline import Deadline
 from multiverso.errors import NodeLostError, WorkerLostError
-from multiverso.hosts.control.connections import Talk
+from multiverso.hosts.control.connections import ControlConnection
 from multiverso.hosts.control.messages import Alone
-from multiverso.hosts.peer.conversation import ENDS, Conversation, Timeouts
 from multiverso.hosts.peer.frames import HEADER_BYTES, RECEIVED, Header
 from multiverso.hosts.peer.messages import MESSAGE
+from multiverso.hosts.peer.watched_stream import ENDS, Timeouts, WatchedStream
 from multiverso.hosts.transport.channel import Plain
 from multiverso.hosts.transport.handshake import Hello
 from multiverso.runtime import Session
@@ -98,7 +98,7 @@ def test_silence_for_longer_than_the_grace_loses_the_host_on_both_sides() -> Non
 def test_a_host_that_has_just_connected_again_is_heard_out_before_it_counts_as_lost() -> None:
     """On a busy machine the handshake takes most of the grace; it has shown that the other node is there."""
     now = 0.0
-    conversation = Conversation(lambda message: None, Timeouts.of(6.0), clock=lambda: now)
+    conversation = WatchedStream(lambda message: None, Timeouts.of(6.0), clock=lambda: now)
     conversation.connect(1)
     now = 3.0
     assert conversation.is_silent(now)
@@ -120,7 +120,7 @@ def test_a_host_that_has_just_connected_again_is_heard_out_before_it_counts_as_l
 def test_a_connection_that_is_being_made_is_waited_for_as_long_as_a_silent_one() -> None:
     """In rehearsals of 64 hosts on two cores some took longer than 5 s to show that they belong to the job."""
     now = 0.0
-    conversation = Conversation(lambda message: None, Timeouts.of(30.0), clock=lambda: now)
+    conversation = WatchedStream(lambda message: None, Timeouts.of(30.0), clock=lambda: now)
     conversation.connect(1)
     conversation.cut()
 
@@ -164,7 +164,7 @@ def test_a_node_that_has_reached_the_port_and_is_slow_to_prove_itself_is_not_los
 def test_time_in_which_this_node_was_stopped_is_none_of_the_others_silence() -> None:
     """A rehearsal of 64 hosts on two cores lost some: nobody had had a processor for seconds."""
     now = 0.0
-    conversation = Conversation(lambda message: None, Timeouts.of(30.0), clock=lambda: now)
+    conversation = WatchedStream(lambda message: None, Timeouts.of(30.0), clock=lambda: now)
     conversation.connect(1)
 
     def look_until(end: float) -> None:
@@ -209,12 +209,12 @@ def test_a_link_that_is_silent_for_less_than_the_grace_is_survived() -> None:
 
 def test_another_node_in_the_place_of_a_live_one_is_refused() -> None:
     """Also in a job that would take one in: this one is not meant to take a lost one's place."""
-    from multiverso.hosts.control.connections import Outpost
+    from multiverso.hosts.control.connections import NodeEnd
 
     with rehearsal(1, 1, on_lost="continue") as job:
         sessions = in_threads([lambda i=i: job.session(i) for i in range(2)])  # type: ignore[misc]
         heard: list[Any] = []
-        other = Outpost(job.roster.on(1), ("127.0.0.1", 1), heard.append)
+        other = NodeEnd(job.roster.on(1), ("127.0.0.1", 1), heard.append)
         try:
             wait_for(lambda: heard)
             why = "another node has begun as this host, and this one is not meant to take its place"
@@ -230,8 +230,8 @@ def test_another_node_in_the_place_of_a_live_one_is_refused() -> None:
 HELLO = Hello(1, 2, 8)
 
 
-def new_talk(heard: list[bytes]) -> Talk:
-    return Talk(1, Timeouts(), lambda message: heard.append(bytes(message)), None)
+def new_talk(heard: list[bytes]) -> ControlConnection:
+    return ControlConnection(1, Timeouts(), lambda message: heard.append(bytes(message)), None)
 
 
 def read_frame(channel: Plain) -> tuple[Header, bytes]:
@@ -282,7 +282,7 @@ def test_a_connection_that_comes_after_a_newer_one_is_closed_and_changes_nothing
 
 def test_why_a_node_ends_comes_after_all_that_it_has_said() -> None:
     """On a new connection it came before what was kept, if the other node had not said yet how far it was."""
-    conversation = Conversation(lambda message: None, Timeouts())
+    conversation = WatchedStream(lambda message: None, Timeouts())
     conversation.connect(1)
     conversation.put(b"{}")
     conversation.end("its node has ended")
@@ -301,7 +301,7 @@ def test_why_a_node_ends_comes_after_all_that_it_has_said() -> None:
 def test_what_comes_after_the_reason_for_an_end_does_not_replace_it() -> None:
     """A report of another thread of the ending node came after a number that nobody had noted: "no node sends" it."""
     heard: list[bytes] = []
-    ending, other = (Conversation(lambda message: heard.append(bytes(message)), Timeouts()) for _ in range(2))
+    ending, other = (WatchedStream(lambda message: heard.append(bytes(message)), Timeouts()) for _ in range(2))
     for end in (ending, other):
         end.connect(1)
     assert ending.accept(Header(RECEIVED)) is None

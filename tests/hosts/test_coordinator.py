@@ -28,9 +28,9 @@ from multiverso.hosts.control.messages import (
     order_of,
     report_of,
 )
+from multiverso.hosts.options import ExchangeOptions
 from multiverso.hosts.peer.frames import ProtocolError
 from multiverso.hosts.roster import Roster, spread
-from multiverso.hosts.values.options import ExchangeOptions
 from multiverso.layout import words as at
 from multiverso.spec.table import TableSpec
 

@@ -14,7 +14,7 @@ from rehearsing import rehearsal
 
 import multiverso as mv
 from multiverso.errors import ClosedError, MultiversoError, TableMismatchError, WaitTimeoutError, WorkerLostError
-from multiverso.hosts.control.answers import MOST_AT_ONCE, Desk, Message
+from multiverso.hosts.control.dealing import MOST_AT_ONCE, Deals, Message
 from multiverso.hosts.control.messages import Line
 from multiverso.layout import words as at
 from multiverso.runtime import Session
@@ -62,7 +62,7 @@ class Model:
 def test_each_batch_is_dealt_once_whoever_dies_leaves_or_asks_again(seed: int) -> None:
     """Whatever the order of messages: what a dead worker had not said that it is done with, and only that, again."""
     dice = random.Random(seed)
-    deals, workers = Desk(), {i: Model(i) for i in range(4)}
+    deals, workers = Deals(), {i: Model(i) for i in range(4)}
     deals.note([line(i) for i in workers])
     live, doubled = set(workers), set[int]()
 
@@ -97,7 +97,7 @@ def test_each_batch_is_dealt_once_whoever_dies_leaves_or_asks_again(seed: int) -
 
 
 def test_a_hand_is_smaller_towards_the_end_and_an_answer_that_got_lost_comes_again() -> None:
-    deals, worker = Desk(), Model(0)
+    deals, worker = Deals(), Model(0)
     deals.note([line(0), line(1)])
     sizes = []
     while not worker.over:
@@ -113,7 +113,7 @@ def test_a_hand_is_smaller_towards_the_end_and_an_answer_that_got_lost_comes_aga
 
 
 def test_questions_that_make_no_sense_change_nothing() -> None:
-    desk = Desk()
+    desk = Deals()
     for bad in (
         {},
         {"about": "x"},
@@ -241,7 +241,7 @@ def test_a_question_nobody_can_answer_is_the_workers_own_error() -> None:
 
 def test_a_new_worker_with_the_old_ones_process_id_is_a_new_worker() -> None:
     """In containers all have the same few: what the dead one had is dealt again, though its number is live."""
-    deals, first, second = Desk(), Model(0), Model(1)
+    deals, first, second = Deals(), Model(0), Model(1)
     deals.note([line(0), line(1)])
     for worker, _, answer in [*deals.ask(0, 1, first.question()), *deals.ask(1, 1, second.question())]:
         (first, second)[worker].get(answer)

@@ -10,11 +10,11 @@ import pytest
 from fabric_support import new_shard
 
 from multiverso.hosts.codecs import Wire
+from multiverso.hosts.options import Every
 from multiverso.hosts.peer.resources import Pace
 from multiverso.hosts.transport.channel import FAR, Plain, megabytes_for
 from multiverso.hosts.values.copies import Changes, Copy
 from multiverso.hosts.values.link import Link
-from multiverso.hosts.values.options import Every
 from multiverso.hosts.values.state import Held
 from multiverso.spec.table import TableSpec
 

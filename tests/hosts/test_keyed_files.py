@@ -11,7 +11,7 @@ import pytest
 from rehearsing import rehearsal
 
 import multiverso as mv
-from multiverso.hosts.spread.homes import groups_of, homes_of
+from multiverso.hosts.spread.placement import groups_of, homes_of
 from multiverso.runtime import Session
 
 IDLE_TICKS, STEPS = 3, 60

@@ -10,12 +10,12 @@ from fabric_support import changed, new_shard
 
 from multiverso.hosts import codecs
 from multiverso.hosts.codecs import Wire
+from multiverso.hosts.options import Every
 from multiverso.hosts.peer.frames import Header
 from multiverso.hosts.peer.resources import Pace
 from multiverso.hosts.values import frames
 from multiverso.hosts.values.copies import Changes, Copy
 from multiverso.hosts.values.link import Link
-from multiverso.hosts.values.options import Every
 from multiverso.hosts.values.state import Held
 from multiverso.spec.table import TableSpec
 

@@ -16,7 +16,7 @@ import pytest
 from core_support import wait_for
 from rehearsing import rehearsal
 
-from multiverso.hosts.control.connections import Centre, Outpost
+from multiverso.hosts.control.connections import CoordinatorEnd, NodeEnd
 from multiverso.hosts.roster import Roster
 from multiverso.hosts.transport import listener
 from multiverso.hosts.transport.addresses import ANY
@@ -28,13 +28,13 @@ from multiverso.tables import ArrayTableHandler
 
 
 @contextmanager
-def control_port(hosts: int = 2) -> Iterator[tuple[Centre, Roster]]:
+def control_port(hosts: int = 2) -> Iterator[tuple[CoordinatorEnd, Roster]]:
     """The coordinator of a job, which no other host has reached yet."""
     listener = open_port(("127.0.0.1", 0))
     credentials = new_credentials(encrypted=False).to_text()
     names = tuple(f"host-{i}" for i in range(hosts))
     roster = Roster(0, names, (1,) * hosts, listener.getsockname(), credentials, rehearsal=True)
-    centre = Centre(roster, listener, lambda order: None)
+    centre = CoordinatorEnd(roster, listener, lambda order: None)
     try:
         yield centre, roster
     finally:
@@ -81,7 +81,7 @@ def test_a_host_gets_in_beside_as_many_idle_strangers_as_may_be_and_the_log_tell
                 wait_for(lambda number=number: len(centre.listener.strangers) == number + 1)
             first_port = idle[0].getsockname()[1]
             heard: list[Any] = []
-            second = Outpost(roster.on(1), ("127.0.0.1", 1), heard.append)
+            second = NodeEnd(roster.on(1), ("127.0.0.1", 1), heard.append)
             wait_for(lambda: centre.all_came)
             assert not heard
             idle[0].settimeout(30)
@@ -121,7 +121,7 @@ def test_a_connection_that_gets_no_thread_is_closed_and_the_next_one_comes_in(mo
         with socket.create_connection(roster.coordinator) as first:
             first.settimeout(30)
             assert first.recv(1) == b""
-        second = Outpost(roster.on(1), ("127.0.0.1", 1), lambda order: None)
+        second = NodeEnd(roster.on(1), ("127.0.0.1", 1), lambda order: None)
         wait_for(lambda: centre.all_came)
         second.close()
     assert failed

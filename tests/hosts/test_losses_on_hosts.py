@@ -70,7 +70,7 @@ def _wait_of(session: Session, worker_id: int) -> Any:
 
 
 def test_a_deadlock_with_a_clock_in_it_is_told_to_all_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("multiverso.runtime.session.patience._STILL_SECONDS", 0.3)
+    monkeypatch.setattr("multiverso.runtime.session.waiting._STILL_SECONDS", 0.3)
     told = threading.Barrier(2)
 
     def work(session: Session) -> Any:

@@ -26,7 +26,7 @@ from multiverso.errors import NotInThisJobError, WorkerLostError
 from multiverso.layout import words as at
 from multiverso.runtime import Session
 from multiverso.runtime.node import numbers
-from multiverso.tables.collection import load_all, save_all
+from multiverso.tables.save_all import load_all, save_all
 from multiverso.updaters import Updater, adam, momentum
 
 

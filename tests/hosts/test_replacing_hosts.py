@@ -43,11 +43,11 @@ from multiverso.hosts.control.messages import (
     Workers,
 )
 from multiverso.hosts.fabric import Fabric
+from multiverso.hosts.options import ExchangeOptions
 from multiverso.hosts.roster import Roster
 from multiverso.hosts.transport.credentials import new_credentials
 from multiverso.hosts.transport.handshake import VALUES
 from multiverso.hosts.transport.listener import open_port
-from multiverso.hosts.values.options import ExchangeOptions
 from multiverso.layout import words as at
 from multiverso.runtime import Node, Session
 from multiverso.runtime.collective.reducer import Reducer

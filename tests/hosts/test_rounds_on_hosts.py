@@ -14,7 +14,7 @@ from rehearsing import rehearsal
 
 from multiverso.errors import SnapshotError, StartupError, WorkerLostError
 from multiverso.hosts.codecs import Wire
-from multiverso.hosts.values.options import ExchangeOptions
+from multiverso.hosts.options import ExchangeOptions
 from multiverso.layout import words as at
 from multiverso.params import SharedParams
 from multiverso.rules import local_sgd
@@ -22,8 +22,8 @@ from multiverso.runtime import Node, Session
 from multiverso.runtime.node import numbers
 from multiverso.runtime.session import replacing
 from multiverso.tables import ArrayTableHandler, MatrixTableHandler
-from multiverso.tables.collection import load_all, save_all
 from multiverso.tables.held import check_all
+from multiverso.tables.save_all import load_all, save_all
 from multiverso.updaters import Updater, adam, chain, momentum, schedule
 
 SYNC: dict[str, Any] = {"sync": True}

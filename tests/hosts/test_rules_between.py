@@ -11,8 +11,8 @@ from fabric_support import SECONDS, Adder, barrier, fabrics, interrupt, new_shar
 
 from multiverso.deadline import Deadline
 from multiverso.errors import DtypeMismatchError, StartupError
+from multiverso.hosts.options import Every, RuleBetween
 from multiverso.hosts.transport.credentials import new_credentials
-from multiverso.hosts.values.options import Every, RuleBetween
 from multiverso.hosts.values.shared_values import SharedValues
 from multiverso.spec.table import TableSpec
 

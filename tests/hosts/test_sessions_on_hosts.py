@@ -18,10 +18,10 @@ from multiverso.deadline import Deadline
 from multiverso.errors import NotInThisJobError, StartupError, WaitTimeoutError
 from multiverso.hosts.control.coordinator import Coordinator
 from multiverso.hosts.fabric import Fabric
+from multiverso.hosts.options import ExchangeOptions
 from multiverso.hosts.roster import Roster
 from multiverso.hosts.transport.credentials import new_credentials
 from multiverso.hosts.transport.handshake import CONTROL, Hello, connect
-from multiverso.hosts.values.options import ExchangeOptions
 from multiverso.runtime import Node, Session
 from multiverso.runtime.collective.agreement import all_gather
 from multiverso.runtime.several_hosts.other_hosts import OtherHosts

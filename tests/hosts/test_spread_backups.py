@@ -19,7 +19,7 @@ from test_spread_tables import KEYS, cuts
 import multiverso as mv
 from multiverso.errors import SnapshotError, TableMismatchError
 from multiverso.hosts.spread.backups import Backups
-from multiverso.hosts.spread.homes import places_of
+from multiverso.hosts.spread.placement import places_of
 from multiverso.hosts.spread.table import SpreadTable
 from multiverso.layout.keyed import GROUPS
 from multiverso.runtime import Session

@@ -26,7 +26,7 @@ from multiverso.errors import NotInThisJobError, OutOfMemoryError, TableMismatch
 from multiverso.hosts.peer.frames import ProtocolError
 from multiverso.hosts.spread.frames import ANSWER, Frame, head_of
 from multiverso.hosts.spread.home import Home
-from multiverso.hosts.spread.homes import groups_of, homes_of
+from multiverso.hosts.spread.placement import groups_of, homes_of
 from multiverso.hosts.values.held_tables import HeldTables
 from multiverso.kernels.keyed import calls as kernels
 from multiverso.layout import desk

@@ -13,7 +13,7 @@ from rehearsing import Rehearsal, rehearsal
 
 from multiverso.errors import NotInThisJobError, TableMismatchError
 from multiverso.hosts.codecs import Wire
-from multiverso.hosts.values.options import ExchangeOptions
+from multiverso.hosts.options import ExchangeOptions
 from multiverso.runtime import Session
 from multiverso.runtime.collective.agreement import all_gather
 from multiverso.spec.table import TableSpec

@@ -15,7 +15,7 @@ from multiverso.errors import StartupError
 from multiverso.launch import processes
 from multiverso.launch.job import Job
 from multiverso.launch.processes import WorkerCommand
-from multiverso.launch.restarting import Pauses, Replacements
+from multiverso.launch.restart_policy import Pauses, Replacements
 from multiverso.launch.results import JobResult, WorkerExit
 from multiverso.launch.standard_files import open_standard_files
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from launch_support import Running, command, multiverso, script
 
-from multiverso.launch.restarting import Ended, Starts
+from multiverso.launch.restart_policy import Ended, Starts
 from multiverso.launch.results import JobResult
 from multiverso.launch.signals import Signals
 

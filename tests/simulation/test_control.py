@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 from simulated.control import Control
 
-from multiverso.hosts.peer.conversation import ENDS, Conversation, Timeouts
 from multiverso.hosts.peer.frames import Header, ProtocolError
 from multiverso.hosts.peer.messages import MESSAGE
+from multiverso.hosts.peer.watched_stream import ENDS, Timeouts, WatchedStream
 
 SCHEDULES = 300
 
@@ -43,7 +43,7 @@ def test_a_seed_makes_the_same_schedule_again() -> None:
 )
 def test_what_the_other_end_may_not_say_ends_the_conversation(header: Header, match: str) -> None:
     heard: list[bytes] = []
-    conversation = Conversation(lambda message: heard.append(bytes(message)), Timeouts())
+    conversation = WatchedStream(lambda message: heard.append(bytes(message)), Timeouts())
     conversation.connect(1)
     first = Header(MESSAGE, number=1, length=2)
     room = conversation.accept(first)

@@ -14,7 +14,7 @@ from multiverso.compiling.on_demand import compile_update
 from multiverso.errors import OutOfMemoryError
 from multiverso.hosts.spread.copies import Copies
 from multiverso.hosts.spread.frames import NO_KEYS, Frame
-from multiverso.hosts.spread.homes import groups_of, places_of
+from multiverso.hosts.spread.placement import groups_of, places_of
 from multiverso.hosts.spread.table import SpreadTable
 from multiverso.layout import desk
 from multiverso.spec.states import State

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import multiverso as mv
-from multiverso.deadline import Due
+from multiverso.due import Due
 from multiverso.errors import ClosedError, DtypeMismatchError, NotInitializedError, WaitTimeoutError
 from multiverso.params import SharedParams, shared_dtype
 from multiverso.runtime import Node, Session

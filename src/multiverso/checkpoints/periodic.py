@@ -17,19 +17,19 @@ from collections.abc import Callable
 from datetime import timedelta
 from typing import Any, Protocol, Self
 
+from multiverso.checkpoints.background_writer import LOOK_SECONDS, Task, Writer, copied
 from multiverso.checkpoints.beginning import begin_alone, begin_together
 from multiverso.checkpoints.board import FAILED, WRITING, Board
 from multiverso.checkpoints.loading import STEPS_OF_LOAD, load, load_own
 from multiverso.checkpoints.parts import Packed, Parts, check_own
 from multiverso.checkpoints.stores import PathLike, open_store
-from multiverso.checkpoints.writing import LOOK_SECONDS, Task, Writer, copied
 from multiverso.checks import whole
-from multiverso.deadline import Due
+from multiverso.due import Due
 from multiverso.errors import ClosedError, SnapshotError, WaitTimeoutError
 from multiverso.in_process import InProcess
 from multiverso.runtime import Session
 from multiverso.runtime.session.current import current
-from multiverso.tables.collection import handlers, keyed_tables
+from multiverso.tables.save_all import handlers, keyed_tables
 
 Own = dict[str, Any] | Callable[[], dict[str, Any]] | None
 _NAME = "checkpoint"  # of what is to be done before a session ends

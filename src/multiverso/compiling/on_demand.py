@@ -32,7 +32,7 @@ from multiverso.compiling.functions import callable_at
 from multiverso.compiling.sources import are_unchanged, digest_of, sources_of
 from multiverso.deadline import Deadline
 from multiverso.saying import say
-from multiverso.turns import uninterrupted
+from multiverso.signal_safety import uninterrupted
 
 _HERE = Path(__file__).parent
 _lock = threading.RLock()

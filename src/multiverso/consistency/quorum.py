@@ -23,7 +23,7 @@ from multiverso.kernels import quorum
 from multiverso.kernels.codes import DONE, TIMED_OUT
 from multiverso.layout import words as at
 from multiverso.memory.words import load32, load64, store64
-from multiverso.turns import turn
+from multiverso.signal_safety import turn
 
 # for "auto": of how many steps the median is taken, and which part of it is the grace, before and after that, too
 _STEPS, _GRACE_OF_STEP = 9, 0.1

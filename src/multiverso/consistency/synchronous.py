@@ -15,7 +15,7 @@ from multiverso.kernels.between_hosts import rounds as chained
 from multiverso.kernels.rounds import calls as rounds
 from multiverso.layout import words as at
 from multiverso.memory.words import load32, load64, store64
-from multiverso.turns import new_lock, turn
+from multiverso.signal_safety import new_lock, turn
 
 _SNAPSHOT_TRIES = 1000
 

@@ -13,6 +13,7 @@ from typing import Any
 
 from multiverso.deadline import Deadline
 from multiverso.errors import MultiversoError, WaitTimeoutError
+from multiverso.hosts.options import Every
 from multiverso.hosts.peer.peer import Peer
 from multiverso.hosts.peer.peers import Address, Peers
 from multiverso.hosts.peer.resources import SHARE, Pace
@@ -26,7 +27,6 @@ from multiverso.hosts.transport.handshake import ROUNDS, VALUES
 from multiverso.hosts.values.copies import CHUNK_BYTES, Copy, chunk_bytes_of
 from multiverso.hosts.values.held_tables import HeldTables
 from multiverso.hosts.values.link import Link, Loop
-from multiverso.hosts.values.options import Every
 from multiverso.hosts.values.state import Held, Ticket
 from multiverso.in_process import Closing
 from multiverso.saying import Progress
@@ -136,7 +136,7 @@ class Fabric(Closing):
             wire: how differences travel, see ``hosts/codecs.py``.
             every: how often a pass over it begins; by default whenever the budget allows.
             control: address of the job's control segment, which tells whose locks are a dead worker's; 0: nobody's.
-            rule: what a home makes of what hosts push, see ``hosts/values/options.py``; from the first ``take`` on.
+            rule: what a home makes of what hosts push, see ``hosts/options.py``; from the first ``take`` on.
         """
         chunk_bytes = chunk_bytes_of(shard.spec.elements * shard.spec.itemsize, self.hosts)
         copy = Copy(shard, chunk_bytes, control)  # it may have to compile: done before the lock is taken

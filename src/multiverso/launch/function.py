@@ -23,7 +23,7 @@ from multiverso.launch.on_nodes import Part, Watcher, job_on
 from multiverso.launch.outcomes import conclude, read_answer, write_call
 from multiverso.launch.output import Output
 from multiverso.launch.place import JOB_VARIABLE, Place, place_in
-from multiverso.launch.restarting import Replacements
+from multiverso.launch.restart_policy import Replacements
 from multiverso.launch.results import WorkerExit
 from multiverso.launch.sinks import text_sink
 from multiverso.launch.watched import Page, Watch

@@ -20,8 +20,8 @@ from functools import partial
 
 from multiverso.errors import StartupError
 from multiverso.hosts.control.connections import say_absent
+from multiverso.hosts.options import VARIABLES, in_environment
 from multiverso.hosts.roster import ROSTER_VARIABLE, spread
-from multiverso.hosts.values.options import VARIABLES, in_environment
 from multiverso.launch._ssh import FAILED as SSH_FAILED
 from multiverso.launch.host_events import HostEvents
 from multiverso.launch.job import Job
@@ -31,7 +31,7 @@ from multiverso.launch.place import JOB_VARIABLE, REFUSED
 from multiverso.launch.plan import HostPlan
 from multiverso.launch.processes import WorkerCommand
 from multiverso.launch.reports import Report
-from multiverso.launch.restarting import Ended, Replacements, Starts
+from multiverso.launch.restart_policy import Ended, Replacements, Starts
 from multiverso.launch.results import JobResult, WorkerExit
 from multiverso.launch.signals import TOLD, Signals, let_signals_end_us
 from multiverso.launch.sinks import Stream, unbuffered, write_all

@@ -24,7 +24,7 @@ from multiverso.launch.processes import (
     signal_name,
     spawn,
 )
-from multiverso.launch.restarting import Pauses
+from multiverso.launch.restart_policy import Pauses
 from multiverso.launch.results import JobResult, Reason, WorkerExit
 from multiverso.launch.signals import Signals
 from multiverso.wake import Wake

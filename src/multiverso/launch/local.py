@@ -17,7 +17,7 @@ from multiverso.launch.output import Output
 from multiverso.launch.place import REFUSED, Place, here
 from multiverso.launch.reports import Report
 from multiverso.launch.resources import choose_gpus
-from multiverso.launch.restarting import Ended, Replacements, Starts
+from multiverso.launch.restart_policy import Ended, Replacements, Starts
 from multiverso.launch.results import JobResult, WorkerExit
 from multiverso.launch.signals import TOLD, Signals, let_signals_end_us
 from multiverso.launch.watched import Page, Watch

@@ -8,7 +8,7 @@ from multiverso.launch.output import Output
 from multiverso.launch.place import Place
 from multiverso.launch.processes import WorkerCommand
 from multiverso.launch.resources import available_cores, bound_environ, split_cores, thread_environ
-from multiverso.launch.restarting import Replacements
+from multiverso.launch.restart_policy import Replacements
 from multiverso.launch.results import WorkerExit
 from multiverso.runtime.node.node import Node
 

@@ -11,7 +11,7 @@ from multiverso.launch.on_nodes import Watcher
 from multiverso.launch.options import RunOptions
 from multiverso.launch.output import Output
 from multiverso.launch.place import Place
-from multiverso.launch.restarting import Replacements, Starts
+from multiverso.launch.restart_policy import Replacements, Starts
 from multiverso.launch.results import JobResult, WorkerExit
 from multiverso.launch.sinks import Sink, json_sink, prefix_sink, unbuffered, write_event
 from multiverso.watching.snapshot import Observer, Snapshot

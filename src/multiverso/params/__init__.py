@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from multiverso.params.broadcasting import broadcast
 from multiverso.params.resumable import Resumable
 from multiverso.params.shared import Array, SharedParams
+from multiverso.params.untrained import broadcast
 from multiverso.params.values import Model, check_unshared, shared_dtype
 
 __all__ = ["Array", "Model", "Resumable", "SharedParams", "broadcast", "check_unshared", "shared_dtype"]

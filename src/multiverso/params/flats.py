@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from multiverso.checks import whole
-from multiverso.deadline import Due
+from multiverso.due import Due
 from multiverso.params.rows import RowExchange
 from multiverso.params.values import check_alike, shared_dtype
 from multiverso.rules import Rule, share

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from multiverso import checkpoints
 from multiverso.checkpoints.parts import Parts, check_own
 from multiverso.checks import whole
-from multiverso.deadline import Due
+from multiverso.due import Due
 from multiverso.errors import InterruptedRoundError, SnapshotError
 from multiverso.params.flats import Averaged, Flat, pack, steps_between_turns
 from multiverso.params.hold import Hold, Use

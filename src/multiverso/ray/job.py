@@ -18,7 +18,7 @@ import ray
 from multiverso.errors import StartupError, WorkerLostError
 from multiverso.launch.job import OnFailure
 from multiverso.launch.outcomes import Failed, read_answer
-from multiverso.launch.restarting import Replacements
+from multiverso.launch.restart_policy import Replacements
 from multiverso.launch.results import WorkerExit
 from multiverso.ray.nodes import START_SECONDS, Nodes, asked
 from multiverso.ray.placement import Placement

@@ -12,7 +12,7 @@ from typing import Any
 import ray
 
 from multiverso.errors import NodeLostError, StartupError, WorkerLostError
-from multiverso.hosts.values.options import in_environment
+from multiverso.hosts.options import in_environment
 from multiverso.launch.function import check_call
 from multiverso.launch.job import OnFailure
 from multiverso.launch.outcomes import conclude, write_call

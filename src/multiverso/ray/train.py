@@ -11,7 +11,7 @@ import ray
 from ray.train.backend import Backend, BackendConfig
 
 from multiverso.errors import StartupError
-from multiverso.hosts.values.options import in_environment
+from multiverso.hosts.options import in_environment
 from multiverso.ray.nodes import Nodes, hosts_of
 from multiverso.runtime.discovery.restarts import RESTARTS_VARIABLE
 

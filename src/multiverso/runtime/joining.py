@@ -22,8 +22,8 @@ import numpy
 
 from multiverso.deadline import checked_seconds
 from multiverso.errors import NodeLostError, StartupError
+from multiverso.hosts.options import VARIABLES, ExchangeOptions
 from multiverso.hosts.roster import LISTENER_VARIABLE, ROSTER_VARIABLE
-from multiverso.hosts.values.options import VARIABLES, ExchangeOptions
 from multiverso.layout.words import MAX_WORKERS, MOST_WORKERS
 from multiverso.runtime.discovery.environment import JobInfo, discover, socket_name
 from multiverso.runtime.session.session import START_SECONDS, Session

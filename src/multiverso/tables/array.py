@@ -7,7 +7,7 @@ from typing import Any, Unpack, overload
 import numpy as np
 import numpy.typing as npt
 
-from multiverso.hosts.values.options import table_words
+from multiverso.hosts.options import table_words
 from multiverso.runtime.session.current import current
 from multiverso.runtime.session.session import Session
 from multiverso.spec.table import Initial, checked_count, checked_dtype

@@ -1,6 +1,6 @@
 """Hands the batches of an epoch out on demand: a slow worker gets fewer, and holds none of the others up.
 
-The rules are in `multiverso.hosts.control.answers`. On several hosts a worker asks the coordinator, which gives it
+The rules are in `multiverso.hosts.control.dealing`. On several hosts a worker asks the coordinator, which gives it
 several at a time. On one it does what the coordinator would: the deal lies in shared memory, under a lock, twice; who
 has changed it writes the other one, and then which of the two counts. A death at any point leaves the one before, with
 the batch yet to be dealt, or the one after, in which it stands with its dead worker, from which the next one takes it.
@@ -20,7 +20,7 @@ import numpy.typing as npt
 from multiverso.checks import whole
 from multiverso.deadline import Deadline
 from multiverso.errors import NotInThisJobError, StartupError, TableMismatchError, WorkerLostError
-from multiverso.hosts.control.answers import Batches, Deal, Finished
+from multiverso.hosts.control.dealing import Batches, Deal, Finished
 from multiverso.hosts.control.messages import Line
 from multiverso.layout import words as at
 from multiverso.layout.records import Record
@@ -29,8 +29,8 @@ from multiverso.memory.words import load32, wait_for_change
 from multiverso.runtime.collective.job_lock import held, prepare
 from multiverso.runtime.job.control import Control
 from multiverso.runtime.job.wait_graph import names
-from multiverso.runtime.session.patience import Patience
 from multiverso.runtime.session.session import Session
+from multiverso.runtime.session.waiting import Patience
 
 Words = npt.NDArray[np.int64]
 What = tuple[int, int, int, int]

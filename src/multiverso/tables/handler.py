@@ -14,11 +14,11 @@ from multiverso.checks import whole
 from multiverso.consistency.protocol import Call
 from multiverso.deadline import Deadline
 from multiverso.errors import NotInThisJobError, SnapshotError
-from multiverso.hosts.values.options import refuse_under_rule
+from multiverso.hosts.options import refuse_under_rule
 from multiverso.layout import words as at
 from multiverso.memory import words
-from multiverso.runtime.session.patience import await_version
 from multiverso.runtime.session.replacing import leaves_values
+from multiverso.runtime.session.waiting import await_version
 from multiverso.spec.table import MOST_WEIGHT
 from multiverso.tables import saving
 from multiverso.tables.convert import Array, Out, as_whole, refuse_overlap, writable

@@ -20,7 +20,7 @@ from multiverso.consistency.quorum import QuorumRounds
 from multiverso.consistency.synchronous import Synchronous
 from multiverso.deadline import Deadline
 from multiverso.errors import NotInThisJobError, SnapshotError
-from multiverso.hosts.values.options import refuse_under_rule
+from multiverso.hosts.options import refuse_under_rule
 from multiverso.kernels.plain_arrays import is_plain
 from multiverso.layout import words as at
 from multiverso.memory.words import load64
@@ -28,9 +28,9 @@ from multiverso.runtime.collective.agreement import all_gather
 from multiverso.runtime.job.options import check_table
 from multiverso.runtime.session.session import Session, table_key
 from multiverso.shards.shard import Shard
-from multiverso.spec.table import INITIAL, TableSpec
-from multiverso.tables import saving
-from multiverso.tables.convert import Array, as_whole, readable
+from multiverso.spec.table import TableSpec
+from multiverso.tables import initial_values, saving
+from multiverso.tables.convert import Array
 from multiverso.tables.operations import Operations, Posted
 from multiverso.tables.output import Output, fresh, into
 from multiverso.tables.pending import Queue
@@ -75,7 +75,7 @@ class HeldTable(Table[TableSpec], Generic[Scalar]):
     def __init__(self, session: Session, spec: TableSpec, updater: Updater, init_value: Any, master: bool) -> None:
         check_table(session.consistency, spec)
         _refuse_unknown(session, updater, spec)
-        value = _initial_value(init_value, spec)
+        value = initial_values.checked_value(init_value, spec)
         super().__init__(session, spec, updater)
         self._closed = False
         self._loaded_at: int | None = None  # the barrier at which this worker was the one to load
@@ -89,7 +89,7 @@ class HeldTable(Table[TableSpec], Generic[Scalar]):
         self._users: weakref.WeakSet[Any] = weakref.WeakSet()  # the rules that move it; see `Ruled`
 
         with session.handles.making:
-            self._number, self._shard = session.open_table(spec, partial(_fill, value), master=master)
+            self._number, self._shard = session.open_table(spec, partial(initial_values.fill, value), master=master)
             twin = next(iter(session.handles.of(table_key(self._number))), None)
             if isinstance(twin, HeldTable):
                 # the same named table again: one slot, one round, one order of pending operations
@@ -301,46 +301,3 @@ def _awaits(session: Session, shard: Shard) -> Callable[[int], bool]:
         return any(load64(word) < clock for word in clocks) and session.wait_graph().is_awaited(me, number, clock)
 
     return is_awaited
-
-
-def _initial_value(init_value: Any, spec: TableSpec) -> Array | None:
-    """Returns this worker's initial value as the table takes it, or None for zeros.
-
-    Raises:
-        ValueError: the table's spec says otherwise how the workers' values become one.
-        ShapeMismatchError, DtypeMismatchError: the value does not fit.
-    """
-    if spec.initial not in INITIAL:
-        raise ValueError(f"initial is one of {', '.join(INITIAL)}; got {spec.initial!r}")
-    return None if init_value is None else as_whole(init_value, spec, "init_value")
-
-
-def _fill(value: Array | None, shard: Shard, last: bool, number: int) -> None:
-    """Writes one worker's part of the initial value; the node lets one worker in after another, in their order.
-
-    Args:
-        value: what `_initial_value` returned.
-        shard: the table's memory.
-        last: whether this worker is the last one.
-        number: how many workers contribute.
-
-    Raises:
-        OverflowError: their mean cannot be taken, as their sum does not fit the dtype.
-    """
-    values, initial = shard.values(), shard.spec.initial
-    if value is not None:
-        if initial == "master":
-            values[:] = readable(value)
-        else:
-            before = values.copy() if initial == "mean" and values.dtype.kind == "i" else values
-            values += value
-            if before is not values and (((before ^ values) & (value ^ values)) < 0).any():
-                raise OverflowError(
-                    f"initial='mean': the sum of the workers' values does not fit {values.dtype}; give the values from "
-                    "one worker (initial='master'), or take a wider dtype"
-                )
-    if initial == "mean" and last:
-        if values.dtype.kind == "f":
-            values /= number
-        else:
-            values //= number

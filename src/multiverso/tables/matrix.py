@@ -12,7 +12,7 @@ from numpy import ndarray
 from multiverso.consistency.protocol import Call, RowIds, Versions, refuse_bad_rows
 from multiverso.deadline import Deadline
 from multiverso.errors import ShapeMismatchError
-from multiverso.hosts.values.options import table_words
+from multiverso.hosts.options import table_words
 from multiverso.kernels.plain_arrays import are_plain_rows
 from multiverso.runtime.session.current import current
 from multiverso.runtime.session.session import Session

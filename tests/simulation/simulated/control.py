@@ -1,6 +1,6 @@
 """The hosts' control connections and the coordinator on a simulated network; all of it decided by one seed.
 
-Real are `Conversation` and `Coordinator`. The hosts' nodes are programs of a few lines: each says hello and who its
+Real are `WatchedStream` and `Coordinator`. The hosts' nodes are programs of a few lines: each says hello and who its
 workers are, has some tables made, settles some barriers, and goes. Faults: cuts, silence, slow links, nodes that stall
 or are killed, the coordinator among them.
 """
@@ -35,8 +35,8 @@ from multiverso.hosts.control.messages import (
     order_of,
     report_of,
 )
-from multiverso.hosts.peer.conversation import Conversation, Timeouts, ending
 from multiverso.hosts.peer.frames import Header
+from multiverso.hosts.peer.watched_stream import Timeouts, WatchedStream, ending
 from multiverso.hosts.roster import Roster
 from multiverso.layout import words as at
 from multiverso.spec.table import TableSpec
@@ -58,7 +58,7 @@ class Connection:
     )
     open: bool = True
 
-    def send(self, towards: int, end: Conversation, now: float) -> None:
+    def send(self, towards: int, end: WatchedStream, now: float) -> None:
         """Carries whatever an end has to send."""
         while self.open and (out := end.next(now)) is not None:
             body = b"".join((out.body, *out.more))
@@ -70,8 +70,8 @@ class Host:
     """A node other than the coordinator's."""
 
     number: int
-    mine: Conversation
-    theirs: Conversation  # the coordinator's end
+    mine: WatchedStream
+    theirs: WatchedStream  # the coordinator's end
     connection: Connection | None = None
     has_come: bool = False
     known: set[int] = field(default_factory=set)  # hosts whose workers it has been told of
@@ -128,8 +128,8 @@ class Control:
         def clock() -> float:
             return self.now
 
-        mine = Conversation(lambda order: self._hear(host, order), TIMEOUTS, clock)
-        theirs = Conversation(lambda report: self._take(host, report), TIMEOUTS, clock)
+        mine = WatchedStream(lambda order: self._hear(host, order), TIMEOUTS, clock)
+        theirs = WatchedStream(lambda report: self._take(host, report), TIMEOUTS, clock)
         host = Host(number, mine, theirs, dials_at=self.random.random())
         return host
 
@@ -235,7 +235,7 @@ class Control:
             self._receive(host.mine, *to_host.popleft()[1:])
             connection.send(0, host.mine, self.now)
 
-    def _receive(self, end: Conversation, header: Header, body: bytes) -> None:
+    def _receive(self, end: WatchedStream, header: Header, body: bytes) -> None:
         room = end.accept(header)
         if room is not None:
             room[:] = body

@@ -27,7 +27,7 @@ from multiverso.hosts.roster import Roster
 from multiverso.hosts.spread.copies import Copies
 from multiverso.hosts.spread.frames import Frame
 from multiverso.hosts.spread.home import Home
-from multiverso.hosts.spread.homes import groups_of
+from multiverso.hosts.spread.placement import groups_of
 from multiverso.hosts.spread.table import SpreadTable
 from multiverso.layout import desk
 from multiverso.layout import words as at

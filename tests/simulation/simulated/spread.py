@@ -22,7 +22,7 @@ from multiverso.hosts.peer.messages import Stream
 from multiverso.hosts.peer.resources import Buffers
 from multiverso.hosts.spread.copies import Copies
 from multiverso.hosts.spread.frames import Frame, head_of
-from multiverso.hosts.spread.homes import groups_of
+from multiverso.hosts.spread.placement import groups_of
 from multiverso.hosts.spread.table import SpreadTable
 from multiverso.layout import desk, keyed, words
 from multiverso.memory.words import store32, store64

@@ -20,9 +20,9 @@ from typing import Any
 
 import numpy as np
 
+from multiverso.hosts.options import Every
 from multiverso.hosts.peer.frames import HEADER_BYTES
 from multiverso.hosts.values.copies import chunk_bytes_of
-from multiverso.hosts.values.options import Every
 from simulated.network import Line
 from simulated.world import CHUNK_BYTES, Memory, Scene, World
 

@@ -12,12 +12,12 @@ from typing import Any
 import numpy as np
 
 from multiverso.hosts.codecs import Wire
+from multiverso.hosts.options import Every
 from multiverso.hosts.peer.frames import HEADER_BYTES, Numbered, ProtocolError, Reader
 from multiverso.hosts.peer.resources import Pace
 from multiverso.hosts.transport.channel import FAR
 from multiverso.hosts.values.copies import Changes, Copy, homes_of, rehomed
 from multiverso.hosts.values.link import Link
-from multiverso.hosts.values.options import Every
 from multiverso.hosts.values.state import Held, Ticket
 from multiverso.layout import words as at
 from multiverso.layout.worker_index import ALONE

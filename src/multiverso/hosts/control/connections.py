@@ -18,10 +18,10 @@ from multiverso.errors import MultiversoError, StartupError
 from multiverso.hosts.control.coordinator import Coordinator
 from multiverso.hosts.control.messages import Address, Alone, Order, Report, ToHost, encoded, order_of, report_of
 from multiverso.hosts.control.messages import Hello as HelloReport
-from multiverso.hosts.peer.conversation import Conversation, Timeouts, ending
 from multiverso.hosts.peer.peer import Dial, Peer
 from multiverso.hosts.peer.receiver import Receiver
 from multiverso.hosts.peer.resources import Pace
+from multiverso.hosts.peer.watched_stream import Timeouts, WatchedStream, ending
 from multiverso.hosts.roster import Roster
 from multiverso.hosts.transport.channel import Channel, RefusedError
 from multiverso.hosts.transport.credentials import Credentials
@@ -42,7 +42,7 @@ _COUNTED_AS_LOST = "it counts this host as lost, and the others continue without
 Deliver = Callable[[Order | Alone], None]
 
 
-class Talk(Conversation):
+class ControlConnection(WatchedStream):
     """One end of the conversation with another node, over a connection of its own.
 
     Args:
@@ -76,7 +76,7 @@ class Talk(Conversation):
         """To be called several times a second: gives a silent connection up.
 
         Args:
-            arriving: as of `Conversation.look`.
+            arriving: as of `WatchedStream.look`.
 
         Returns:
             Why the other host counts as lost, in words; nothing as long as it does not.
@@ -101,7 +101,7 @@ class _TurnedAwayError(Exception):
     """A host that knows the secret has no place in this job, or none any more."""
 
 
-class Centre:
+class CoordinatorEnd:
     """The coordinator's end, in the first host's node.
 
     Args:
@@ -127,11 +127,11 @@ class Centre:
         self.listener = Listener(port, credentials_of(roster), me, self._let_in, "multiverso-hosts")
         self._watching.start()
 
-    def _new_talk(self, host: int) -> Talk:
+    def _new_talk(self, host: int) -> ControlConnection:
         def take(body: memoryview) -> None:
             self._take(host, report_of(body), talk)
 
-        talk = Talk(host, Timeouts.of(self._roster.grace), take, None, receiver=self._receiver)
+        talk = ControlConnection(host, Timeouts.of(self._roster.grace), take, None, receiver=self._receiver)
         return talk
 
     @property
@@ -177,7 +177,7 @@ class Centre:
             log(f"{self._roster.names[theirs.host]} is connected again")
         talk.peer.offer(channel, theirs)
 
-    def _talk_with(self, theirs: Hello) -> Talk:
+    def _talk_with(self, theirs: Hello) -> ControlConnection:
         """Returns the conversation that a connection belongs to.
 
         Raises:
@@ -200,7 +200,7 @@ class Centre:
         log(f"{roster.names[host]} has restarted, and takes its place in the job again")
         return talk
 
-    def _admit(self, host: int, before: int, incarnation: int) -> tuple[Talk, Talk]:
+    def _admit(self, host: int, before: int, incarnation: int) -> tuple[ControlConnection, ControlConnection]:
         """Gives a lost host's place to a new node; returns the conversation with it, and the old one."""
         if not incarnation & 1:  # see `_new_incarnation`
             raise _TurnedAwayError("another node has begun as this host, and this one is not meant to take its place")
@@ -237,7 +237,7 @@ class Centre:
                     talk.end(_COUNTED_AS_LOST)
                     talk.close(Deadline.after(_LOST_FLUSH_SECONDS))
 
-    def _take(self, host: int, report: Report, talk: Talk | None) -> None:
+    def _take(self, host: int, report: Report, talk: ControlConnection | None) -> None:
         with self._lock:
             if talk is not None and self._talks[host] is not talk:
                 return  # another node has its place: what a fenced one had said is not its successor's
@@ -256,7 +256,7 @@ class Centre:
             self._talks[host].say(body)
 
 
-class Outpost:
+class NodeEnd:
     """Another host's end.
 
     Args:
@@ -274,7 +274,9 @@ class Outpost:
         self._incarnation = _new_incarnation(roster.times_replaced > 0)
         self._said_at = 0  # of which cut it was said that the connection is tried again
         first = _dial(roster, self._incarnation)
-        self._talk = Talk(0, Timeouts.of(roster.grace), lambda body: deliver(order_of(body)), self._dial_again, first)
+        self._talk = ControlConnection(
+            0, Timeouts.of(roster.grace), lambda body: deliver(order_of(body)), self._dial_again, first
+        )
         self._talk.say(encoded(HelloReport(address)))
         self._watching = threading.Thread(target=self._watch, name="multiverso-hosts-watch", daemon=True)
         self._watching.start()

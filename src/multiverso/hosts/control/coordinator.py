@@ -2,7 +2,7 @@
 
 A state machine without sockets, threads and clocks: a report of a host goes in, orders to hosts come out. They are the
 records of ``messages.py``. Each host's reports come in the order in which it sent them, and it gets its orders in the
-order in which they were given. ``hosts/peer/conversation.py`` decides that a host is lost, and ``connections.py``
+order in which they were given. ``hosts/peer/watched_stream.py`` decides that a host is lost, and ``connections.py``
 reports it here.
 
 Its parts: tables that come to be and end (`table_steps`), what workers ask (`answers`).
@@ -22,7 +22,7 @@ import copy
 from collections.abc import Callable
 from typing import Any
 
-from multiverso.hosts.control.answers import AnswerTo, Desk
+from multiverso.hosts.control.dealing import AnswerTo, Deals
 from multiverso.hosts.control.known_hosts import KnownHost, KnownHosts
 from multiverso.hosts.control.messages import (
     Address,
@@ -96,7 +96,7 @@ class Coordinator:
         self._published: dict[str, Published] = {}  # by name
         self._news = News(self._hosts)
         self._options: dict[str, Any] | None = None
-        self._desk = Desk()
+        self._deals = Deals()
         self._survivors: list[list[int]] = []  # who was left after each loss
         self._returns: dict[int, Returns] = {}  # by table of rows by key
         # by such a table and a host that was started again: who has told it all that is to live on it
@@ -164,7 +164,7 @@ class Coordinator:
                 self._dead.add(worker_id)
         orders = self._hosts.to_all(Lost(host, why), but=host)
         orders += self._hosts.to_all(Workers(list(lost.workers.values())), but=host)
-        orders += self._introduce() + self._answers(self._desk.note(list(lost.workers.values())))
+        orders += self._introduce() + self._answers(self._deals.note(list(lost.workers.values())))
         orders += self._tables.lose(host) + self._welcome()
         return orders + self._look_at_barriers() + self._hand_round() + self._end()
 
@@ -270,7 +270,7 @@ class Coordinator:
         orders = self._news.tell_soon(is_lost) if has_come_or_gone else []
         if not self._hosts[host].is_live:  # the creation of a table waits for those who count
             orders += self._tables.proceed()
-        return orders + self._hand_round() + self._answers(self._desk.note(lines))
+        return orders + self._hand_round() + self._answers(self._deals.note(lines))
 
     def _note_clocks(self, host: int, report: Clocks) -> list[ToHost]:
         """Passes on the clocks of a host's workers, for which reads on other hosts wait."""
@@ -398,10 +398,10 @@ class Coordinator:
     # -- what workers ask -------------------------------------------------------------------------------------
 
     def _ask(self, host: int, report: Ask) -> list[ToHost]:
-        """A worker asks for a number or for batches, see ``answers.py``."""
+        """A worker asks for a number or for batches, see ``dealing.py``."""
         if report.worker not in self._roster.workers_of(host):
             return []
-        return self._answers(self._desk.ask(report.worker, report.number, report.question))
+        return self._answers(self._deals.ask(report.worker, report.number, report.question))
 
     def _answers(self, answers: list[AnswerTo]) -> list[ToHost]:
         return [(self._roster.host_of(worker), Answer(worker, number, answer)) for worker, number, answer in answers]

@@ -235,7 +235,7 @@ class AllGather(_Message):
 
 
 class Ask(_Message):
-    """A worker asks the coordinator, see ``answers.py``; with the number 0, it says what has no answer."""
+    """A worker asks the coordinator, see ``dealing.py``; with the number 0, it says what has no answer."""
 
     worker: int
     number: int

@@ -20,7 +20,7 @@ import numpy.typing as npt
 
 from multiverso.errors import OutOfMemoryError
 from multiverso.hosts.spread.frames import ANSWER, FAILED, NO_BYTES, NO_KEYS, NUMBER_BITS, Frame
-from multiverso.hosts.spread.homes import groups_of
+from multiverso.hosts.spread.placement import groups_of
 from multiverso.layout import desk
 from multiverso.layout.keyed import GROUPS
 from multiverso.shards.keyed_rows import KeyedRows, Keys

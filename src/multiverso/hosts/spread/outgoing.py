@@ -18,7 +18,7 @@ from multiverso.errors import OutOfMemoryError
 from multiverso.hosts.spread.copies import Copies
 from multiverso.hosts.spread.frames import ANSWER, FAILED, NO_BYTES, NO_KEYS, NUMBER_BITS, Frame
 from multiverso.hosts.spread.home import Home
-from multiverso.hosts.spread.homes import groups_of
+from multiverso.hosts.spread.placement import groups_of
 from multiverso.hosts.spread.places import Homes, Places
 from multiverso.hosts.spread.ways import (
     NOTHING,

@@ -26,7 +26,7 @@ import numpy.typing as npt
 
 from multiverso.hosts.spread.backups import NOBODY, Backups, Groups
 from multiverso.hosts.spread.frames import ANSWER, FAILED, NO_KEYS, Frame
-from multiverso.hosts.spread.homes import groups_of, places_of
+from multiverso.hosts.spread.placement import groups_of, places_of
 from multiverso.hosts.spread.ways import OF_ALL, OF_EVERYONE
 from multiverso.layout import desk
 from multiverso.layout.keyed import EVERYWHERE, GROUPS

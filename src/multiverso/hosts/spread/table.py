@@ -17,8 +17,8 @@ from multiverso.hosts.spread.backups import Backups, Groups
 from multiverso.hosts.spread.copies import Copies
 from multiverso.hosts.spread.frames import ANSWER, FAILED, WITH_VALUES, Frame
 from multiverso.hosts.spread.home import Home
-from multiverso.hosts.spread.homes import groups_of
 from multiverso.hosts.spread.outgoing import RETRY_SECONDS, Outgoing
+from multiverso.hosts.spread.placement import groups_of
 from multiverso.hosts.spread.places import Homes, Places
 from multiverso.hosts.spread.ways import Way, check_answer, end_part, fail
 from multiverso.layout import desk

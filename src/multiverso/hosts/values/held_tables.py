@@ -13,10 +13,10 @@ import numpy as np
 
 from multiverso.errors import MultiversoError
 from multiverso.hosts.codecs import Wire
+from multiverso.hosts.options import Every, RuleBetween
 from multiverso.hosts.peer.resources import Array
 from multiverso.hosts.values.copies import Changes, Copy, homes_of, rehomed
 from multiverso.hosts.values.link import Link
-from multiverso.hosts.values.options import Every, RuleBetween
 from multiverso.hosts.values.shared_values import SharedValues
 from multiverso.hosts.values.state import Held
 from multiverso.kernels.between_hosts.agreeing import versions

@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from multiverso.hosts.options import RuleBetween
 from multiverso.hosts.peer.resources import Array
 from multiverso.hosts.values.copies import Changes, Copy
-from multiverso.hosts.values.options import RuleBetween
 from multiverso.layout import words as at
 from multiverso.layout.worker_index import ALONE
 from multiverso.memory import heap

@@ -11,11 +11,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from multiverso.hosts.codecs import Wire
+from multiverso.hosts.options import Every
 from multiverso.hosts.peer.frames import Header
 from multiverso.hosts.peer.resources import Array, Pace
 from multiverso.hosts.values.copies import Changes, Chunk, Copy
 from multiverso.hosts.values.frames import Opened
-from multiverso.hosts.values.options import Every
 from multiverso.hosts.values.shared_values import SharedValues
 
 

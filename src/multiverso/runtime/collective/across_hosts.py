@@ -18,8 +18,8 @@ from multiverso.layout import words as at
 from multiverso.layout.worker_index import bits_of, workers_in
 from multiverso.memory.segment import SharedMemory
 from multiverso.memory.words import load32, load64, wait_for_change
-from multiverso.runtime.session.patience import Patience
 from multiverso.runtime.session.session import Session
+from multiverso.runtime.session.waiting import Patience
 from multiverso.runtime.several_hosts.reductions import (
     DIFFERENT,
     DONE,

@@ -20,8 +20,8 @@ from multiverso.errors import LockStateError, MultiversoError
 from multiverso.layout import words as at
 from multiverso.memory import mutex
 from multiverso.memory.segment import SharedMemory
-from multiverso.runtime.session.patience import Patience
 from multiverso.runtime.session.session import Session
+from multiverso.runtime.session.waiting import Patience
 
 _SLICE_SECONDS = 0.1
 

@@ -20,15 +20,15 @@ from multiverso.errors import (
     ShapeMismatchError,
     WorkerLostError,
 )
-from multiverso.hosts.values.options import refuse_across_hosts
+from multiverso.hosts.options import refuse_across_hosts
 from multiverso.kernels import reduce
 from multiverso.layout import words as at
 from multiverso.memory.segment import SharedMemory
 from multiverso.memory.words import load64
 from multiverso.runtime.collective.across_hosts import AcrossHosts
 from multiverso.runtime.session.session import Session
+from multiverso.signal_safety import turn
 from multiverso.spec.table import DTYPES
-from multiverso.turns import turn
 
 Array = npt.NDArray[Any]
 

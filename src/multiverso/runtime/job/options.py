@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from multiverso.errors import StartupError
-from multiverso.hosts.values.options import ExchangeOptions
+from multiverso.hosts.options import ExchangeOptions
 from multiverso.spec.modes import MODES, ConsistencyMode
 from multiverso.spec.table import TableSpec
 from multiverso.wire.messages import Message

@@ -19,8 +19,8 @@ from multiverso.runtime.job.wait_graph import names
 from multiverso.runtime.node.catalogue import Catalogue
 from multiverso.runtime.node.connection import Connection
 from multiverso.runtime.node.deaths import Deaths
-from multiverso.runtime.node.hosts import Hosts
 from multiverso.runtime.node.numbers import Numbers
+from multiverso.runtime.node.one_host import Hosts
 from multiverso.runtime.node.refusals import lost_error
 from multiverso.wire import messages
 from multiverso.wire.messages import Message

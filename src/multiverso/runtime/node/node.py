@@ -24,8 +24,8 @@ from multiverso.node_log import log
 from multiverso.runtime.node.connection import Connection
 from multiverso.runtime.node.deaths import Deaths, Ended
 from multiverso.runtime.node.entrance import Entrance
-from multiverso.runtime.node.hosts import Hosts
 from multiverso.runtime.node.membership import Membership
+from multiverso.runtime.node.one_host import Hosts
 from multiverso.runtime.node.requests import Requests
 from multiverso.wake import Wake
 from multiverso.wire import messages

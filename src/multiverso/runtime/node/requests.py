@@ -16,8 +16,8 @@ from multiverso.runtime.node.catalogue import Catalogue
 from multiverso.runtime.node.connection import Connection
 from multiverso.runtime.node.creation import Asked
 from multiverso.runtime.node.entrance import Entrance
-from multiverso.runtime.node.hosts import Hosts
 from multiverso.runtime.node.membership import Membership
+from multiverso.runtime.node.one_host import Hosts
 from multiverso.spec.table import MemorySpec, TableSpec
 from multiverso.wire import requests as asked
 from multiverso.wire.messages import Message

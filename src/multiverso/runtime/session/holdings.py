@@ -17,9 +17,9 @@ from multiverso.kernels import waits
 from multiverso.layout import words as at
 from multiverso.memory.segment import Segment, SharedMemory
 from multiverso.runtime.session.node_link import NodeLink
-from multiverso.runtime.session.patience import Patience
 from multiverso.runtime.session.replacing import await_the_others
 from multiverso.runtime.session.view import SessionView
+from multiverso.runtime.session.waiting import Patience
 from multiverso.shards.shard import Shard
 from multiverso.spec.table import MemorySpec, TableSpec
 from multiverso.wire.messages import Message

@@ -17,8 +17,8 @@ from multiverso.errors import MultiversoError, WaitTimeoutError
 from multiverso.layout import words as at
 from multiverso.runtime.job.control import Control
 from multiverso.runtime.session.node_link import NodeLink
-from multiverso.runtime.session.patience import Patience
 from multiverso.runtime.session.view import SessionView
+from multiverso.runtime.session.waiting import Patience
 from multiverso.wire.messages import Message
 from multiverso.wire.requests import AllGather, Arrived, Ask, Attach, Gather, Leaving, Notify, Request, Withdraw
 
@@ -196,7 +196,7 @@ class NodeClient:
         """Asks the first host's node, through this host's: what the workers of all hosts have to agree on.
 
         Args:
-            question: see ``multiverso.hosts.control.answers``.
+            question: see ``multiverso.hosts.control.dealing``.
             deadline: until when.
             what: what is waited for, in words.
             waits: called with the workers for whom the answer waits, whenever these have changed.
@@ -223,5 +223,5 @@ class NodeClient:
         return answer
 
     def say_to_hosts(self, saying: Message) -> None:
-        """Sends the first host's node a message without an answer, see ``multiverso.hosts.control.answers``."""
+        """Sends the first host's node a message without an answer, see ``multiverso.hosts.control.dealing``."""
         self.tell(Notify(saying))

@@ -6,8 +6,8 @@ import time
 from collections.abc import Mapping
 
 from multiverso.deadline import Deadline
-from multiverso.runtime.session.patience import Patience
 from multiverso.runtime.session.view import SessionView
+from multiverso.runtime.session.waiting import Patience
 from multiverso.saying import say
 from multiverso.shards.shard import Shard
 

@@ -17,7 +17,7 @@ from typing import Any, Self
 
 from multiverso.deadline import SLICE_SECONDS, Deadline, checked_seconds
 from multiverso.errors import ClosedError, NodeLostError, StartupError
-from multiverso.hosts.values.options import ExchangeOptions, refuse_across_hosts
+from multiverso.hosts.options import ExchangeOptions, refuse_across_hosts
 from multiverso.in_process import InProcess, close_in_children
 from multiverso.kernels import waits
 from multiverso.layout import words as at
@@ -29,12 +29,12 @@ from multiverso.runtime.session.holdings import Handle, Handles, Holdings
 from multiverso.runtime.session.liveness import Liveness
 from multiverso.runtime.session.node_client import NodeClient, ask_for_place, raise_if_late, withdraw
 from multiverso.runtime.session.node_link import NodeLink
-from multiverso.runtime.session.patience import Patience, Threads
+from multiverso.runtime.session.waiting import Patience, Threads
 from multiverso.saying import say
 from multiverso.shards.shard import Shard
+from multiverso.signal_safety import holds, new_lock
 from multiverso.spec.modes import Grace, Quorum, chosen_mode
 from multiverso.spec.table import MemorySpec, TableSpec, checked_count
-from multiverso.turns import holds, new_lock
 from multiverso.wire.messages import PROTOCOL
 from multiverso.wire.requests import Attach, Consistency, OnLost, Ready
 

@@ -18,7 +18,7 @@ import numpy as np
 
 from multiverso.hosts.control.messages import Clocks as ClocksReport
 from multiverso.hosts.control.messages import Line, Reached, Report
-from multiverso.hosts.values.options import ExchangeOptions
+from multiverso.hosts.options import ExchangeOptions
 from multiverso.kernels.between_hosts import node as chained_node
 from multiverso.layout import words as at
 from multiverso.memory.words import load32

@@ -17,7 +17,7 @@ from typing import Any, assert_never
 import msgspec
 
 from multiverso.errors import StartupError
-from multiverso.hosts.control.connections import Centre, Outpost, credentials_of
+from multiverso.hosts.control.connections import CoordinatorEnd, NodeEnd, credentials_of
 from multiverso.hosts.control.messages import (
     Address,
     Agreed,
@@ -51,11 +51,11 @@ from multiverso.hosts.control.messages import (
     Workers,
 )
 from multiverso.hosts.fabric import Fabric
+from multiverso.hosts.options import ExchangeOptions
 from multiverso.hosts.peer.messages import Messages
 from multiverso.hosts.roster import Roster
 from multiverso.hosts.transport.channel import FAR
 from multiverso.hosts.transport.listener import open_port
-from multiverso.hosts.values.options import ExchangeOptions
 from multiverso.layout import words as at
 from multiverso.node_log import log
 from multiverso.runtime.job.control import Control
@@ -63,8 +63,8 @@ from multiverso.runtime.job.options import check_exchange
 from multiverso.runtime.node.catalogue import Catalogue
 from multiverso.runtime.node.connection import Connection
 from multiverso.runtime.node.creation import Creations
-from multiverso.runtime.node.hosts import Hosts
 from multiverso.runtime.node.membership import Membership
+from multiverso.runtime.node.one_host import Hosts
 from multiverso.runtime.node.refusals import lost_error
 from multiverso.runtime.several_hosts.barriers import HostBarriers
 from multiverso.runtime.several_hosts.exchanged_tables import ExchangedTables
@@ -103,7 +103,7 @@ class OtherHosts(Hosts):
 
     several = True
     here: ThisHost  # once all of it is there
-    _centre: Centre | Outpost  # once the coordinator was met
+    _centre: CoordinatorEnd | NodeEnd  # once the coordinator was met
 
     def __init__(self, roster: Roster, fabric: Fabric, listener: socket.socket | None = None) -> None:
         super().__init__()
@@ -149,7 +149,7 @@ class OtherHosts(Hosts):
         """Whether no host is known not to have come yet."""
         return not hasattr(self, "_centre") or self._centre.all_came
 
-    def _meet(self, listener: socket.socket | None) -> Centre | Outpost:
+    def _meet(self, listener: socket.socket | None) -> CoordinatorEnd | NodeEnd:
         """Begins to listen for the other hosts, and to talk with the coordinator."""
         roster = self.roster
         self.fabric.tables.rest.share(self.control.address)
@@ -158,10 +158,10 @@ class OtherHosts(Hosts):
             address = (roster.addresses[roster.host], address[1])
         self._address = address  # where other hosts reach this one
         if not roster.leads:
-            return Outpost(roster, address, self._post)
+            return NodeEnd(roster, address, self._post)
         if listener is None:
             raise StartupError("the job's first host needs to listen for the others")
-        centre = Centre(roster, listener, self._post)
+        centre = CoordinatorEnd(roster, listener, self._post)
         centre.report(Hello(address))
         return centre
 

@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from multiverso.deadline import Deadline
 from multiverso.errors import ClosedError, OutOfMemoryError
-from multiverso.hosts.spread.homes import groups_of
+from multiverso.hosts.spread.placement import groups_of
 from multiverso.kernels.codes import FULL
 from multiverso.kernels.keyed import calls as kernels
 from multiverso.kernels.keyed import removal as removal
@@ -21,12 +21,12 @@ from multiverso.layout.keyed import ELSEWHERE
 from multiverso.memory.heap import Budget
 from multiverso.memory.words import store64
 from multiverso.runtime.session.session import Session
+from multiverso.signal_safety import holds, new_lock, turn
 from multiverso.tables.convert import Array
 from multiverso.tables.keyed.keys import Keys
 from multiverso.tables.keyed.memory import Growth, KeyedMemory
 from multiverso.tables.keyed.progress import Adding, Call, Evicting, Removing, done
 from multiverso.tables.keyed.spec import KeyedSpec
-from multiverso.turns import holds, new_lock, turn
 
 P = ParamSpec("P")
 T = TypeVar("T")

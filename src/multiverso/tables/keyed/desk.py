@@ -9,14 +9,14 @@ import numpy.typing as npt
 
 from multiverso.deadline import Deadline
 from multiverso.errors import MultiversoError, OutOfMemoryError, TableMismatchError, WorkerLostError
-from multiverso.hosts.spread.homes import groups_of
+from multiverso.hosts.spread.placement import groups_of
 from multiverso.layout import desk
 from multiverso.layout import words as at
 from multiverso.layout.keyed import GROUPS
 from multiverso.memory.segment import SharedMemory
 from multiverso.memory.words import bump_and_wake, load32, load64, store32, store64, wait_for_change
-from multiverso.runtime.session.patience import Patience
 from multiverso.runtime.session.session import Session
+from multiverso.runtime.session.waiting import Patience
 from multiverso.tables.keyed.keys import Keys
 from multiverso.tables.keyed.progress import done
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from multiverso.deadline import Deadline
 from multiverso.errors import NotInThisJobError
-from multiverso.hosts.values.options import refuse_across_hosts
+from multiverso.hosts.options import refuse_across_hosts
 from multiverso.layout.keyed import at
 from multiverso.memory.words import load64
 from multiverso.runtime.session.session import Session

@@ -18,13 +18,13 @@ from multiverso.memory.segment import SharedMemory
 from multiverso.memory.words import store64
 from multiverso.runtime.session.session import Session
 from multiverso.shards.shard import Shard
+from multiverso.signal_safety import turn
 from multiverso.spec.table import ROUNDS_OF, TableSpec
 from multiverso.tables.held import access_to
 from multiverso.tables.keyed.calls import KeyedCalls
 from multiverso.tables.keyed.memory import KeyedMemory, memory_name, physical_memory
 from multiverso.tables.keyed.spec import KeyedSpec
 from multiverso.tables.operations import Operations
-from multiverso.turns import turn
 from multiverso.updaters import Updater
 
 _MOST_BYTES = 1 << 44  # of addresses for all logs

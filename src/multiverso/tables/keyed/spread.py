@@ -17,7 +17,7 @@ import numpy.typing as npt
 from multiverso.compiling.on_demand import compile_update
 from multiverso.deadline import Deadline
 from multiverso.errors import MultiversoError, NotInThisJobError, SnapshotError
-from multiverso.hosts.spread.homes import groups_of
+from multiverso.hosts.spread.placement import groups_of
 from multiverso.kernels.keyed import calls as kernels
 from multiverso.kernels.keyed.index import ABSENT
 from multiverso.kernels.keyed.passes import KEY
@@ -25,6 +25,7 @@ from multiverso.layout import desk as layout
 from multiverso.layout.keyed import COPIES, ELSEWHERE, KEPT
 from multiverso.runtime.session.session import Session
 from multiverso.shards.keyed import copies_status
+from multiverso.signal_safety import turn
 from multiverso.spec.states import State
 from multiverso.tables.convert import Array
 from multiverso.tables.keyed.calls import KeyedCalls
@@ -34,7 +35,6 @@ from multiverso.tables.keyed.memory import KeyedMemory, memory_name
 from multiverso.tables.keyed.progress import NOT_YET, Adding, Call, Removing, done, unmarked
 from multiverso.tables.keyed.spec import KeyedSpec
 from multiverso.tables.keyed.whole import KeyedPasses
-from multiverso.turns import turn
 from multiverso.updaters import BY_NAME
 from multiverso.updaters.cached import copy_loops
 from multiverso.wire.requests import Spread

@@ -83,7 +83,7 @@ class ExchangeOptions:
     Attributes:
         wire: the format of differences, see ``hosts/codecs.py``.
         every: how often a pass begins.
-        between: the rule between hosts, see ``hosts/values/options.py``.
+        between: the rule between hosts, see ``hosts/options.py``.
     """
 
     wire: str = "native"

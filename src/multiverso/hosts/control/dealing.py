@@ -1,7 +1,7 @@
 """Deals batches to the workers of a job, and counts for those of several hosts.
 
 `Deal` has the rules: a state machine that gets what workers ask and say, and who is there. On one host it stands in
-shared memory (`multiverso.tables.batches`). Between hosts the coordinator keeps it (`Desk`), and a worker is given
+shared memory (`multiverso.tables.batches`). Between hosts the coordinator keeps it (`Deals`), and a worker is given
 several batches at a time, fewer towards the end, so that it seldom has to ask. It says when it is done with each,
 without waiting for an answer, and what it has not said so of is dealt again when it dies.
 """
@@ -241,7 +241,7 @@ class _Asked:
     waits_for: tuple[int, ...] = ()
 
 
-class Desk:
+class Deals:
     """Counts, and deals. Owner: the coordinator, one call at a time.
 
     Where a question has to wait, an answer has ``wait``: for whom, and another answer follows.

@@ -53,7 +53,7 @@ def ending(why: str) -> Outgoing:
     return Outgoing(Header(MESSAGE, flags=ENDS, length=len(text)), memoryview(text))
 
 
-class Conversation(Stream):
+class WatchedStream(Stream):
     """One end. Any thread may call.
 
     Args:
