@@ -17,7 +17,7 @@ import pytest
 from core_support import bits, let_die, outcome, together, wait_for
 
 import multiverso as mv
-from multiverso.checkpoints import Parts, beginning, board, generations, periodic
+from multiverso.checkpoints import Parts, background_writer, beginning, board, generations, periodic
 from multiverso.checkpoints.loading import Role, role_of
 from multiverso.checkpoints.manifests import Generation, read_generations
 from multiverso.checkpoints.stores import Remote, open_store

@@ -16,6 +16,7 @@ from multiverso.errors import DtypeMismatchError, MultiversoError, RowIdError, S
 from multiverso.layout import words as at
 from multiverso.memory.words import load32, store32
 from multiverso.runtime import Session
+from multiverso.runtime.session import waiting
 from multiverso.updaters import Updater
 
 

@@ -67,6 +67,27 @@ except mv.errors.WorkerLostError as error:
     sys.exit(0)
 """
 
+LATE = """
+import os, time
+from multiverso.runtime import joining
+
+def start(*arguments, begin=joining._start_node_unless_there):
+    if os.environ["SLURM_PROCID"] == "0":  # the others find its port open
+        time.sleep(4)
+    begin(*arguments)
+
+joining._start_node_unless_there = start
+"""
+VANISHING = """
+import os
+import multiverso as mv
+from multiverso.runtime import joining
+
+if os.environ["SLURM_PROCID"] == "1":
+    joining.Session = lambda *_, **__: os._exit(9)  # when its node has begun
+mv.init()
+"""
+
 
 def program(folder: Path, text: str) -> Path:
     path = folder / "program.py"
@@ -172,6 +193,21 @@ def test_srun_over_two_hosts(tmp_path: Path, interpreter: Interpreter) -> None:
         said = [task.communicate(timeout=SECONDS) for task in tasks]
         assert [task.returncode for task in tasks] == [0, 0, 0], said
     assert [out.splitlines() for out, _ in said] == [[f"sum {i} 3 65 65 on 010"] * 2 for i in range(3)]
+
+
+def test_the_first_host_of_srun_may_be_the_last_one_to_start(tmp_path: Path, interpreter: Interpreter) -> None:
+    """The other node sleeps until it is there; its workers once took that for a node that hangs."""
+    with step(interpreter, program(tmp_path, LATE + ADDING)) as tasks:
+        said = [task.communicate(timeout=SECONDS) for task in tasks]
+        assert [task.returncode for task in tasks] == [0, 0, 0], said
+
+
+def test_no_node_stays_when_a_worker_ends_before_it_has_come(tmp_path: Path, interpreter: Interpreter) -> None:
+    """The first host's node once waited for ever for its own workers, which had ended because of that one."""
+    with step(interpreter, program(tmp_path, VANISHING)) as tasks:
+        said = [task.communicate(timeout=SECONDS) for task in tasks]
+        assert [task.returncode for task in tasks] == [1, 9, 1], said
+    assert all("worker 1 died" in said[i][1] for i in (0, 2)), said
 
 
 def test_hosts_of_srun_without_a_secret_in_common_say_so(tmp_path: Path, port: int, interpreter: Interpreter) -> None:

@@ -13,6 +13,7 @@ from multiverso.errors import StartupError
 from multiverso.hosts.roster import LISTENER_VARIABLE, ROSTER_VARIABLE, Roster
 from multiverso.hosts.transport.channel import RefusedError
 from multiverso.node_log import log
+from multiverso.runtime.job.processes import starting
 from multiverso.runtime.node.node import Node
 from multiverso.wire import messages
 from multiverso.wire.trust import SECRET_VARIABLE
@@ -42,7 +43,8 @@ def main(descriptor: int, workers: int, on_lost: str, starter: int) -> None:
         other_hosts = other_hosts_of(Roster.from_text(text), int(port) if port else None)
     with listener.dup() as door:
         try:
-            node = Node(workers, on_lost=on_lost, listener=listener, secret=secret, other_hosts=other_hosts)
+            with starting():
+                node = Node(workers, on_lost=on_lost, listener=listener, secret=secret, other_hosts=other_hosts)
         except StartupError as error:
             log(str(error))
             _say_why(door, error)

@@ -1,9 +1,14 @@
-"""Reads facts about processes: who has started them, and of workers their program, usage and log (`mv.log`)."""
+"""Reads facts about processes: who has started them, and of workers their program, usage and log (`mv.log`).
+
+A node that is being started says so in the name of its thread: while it waits for the first host, it sleeps.
+"""
 
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,10 +19,26 @@ from multiverso.layout import words as at
 from multiverso.runtime.job.control import WorkerState
 from multiverso.runtime.job.logged import read
 
+STARTING = "node-starting"  # the kernel cuts names to 15 characters
 _TICK = 1 / os.sysconf("SC_CLK_TCK")
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 # fields of /proc/<pid>/stat behind the program's name
 _PARENT, _USER, _SYSTEM, _START, _RESIDENT = 1, 11, 12, 19, 21
+
+
+@contextmanager
+def starting() -> Iterator[None]:
+    """In the block, this thread's name says to those who wait for the node that it is being started."""
+    name = Path(f"/proc/self/task/{threading.get_native_id()}/comm")
+    before = ""
+    with suppress(OSError):  # no /proc
+        before = name.read_text().strip()
+        name.write_text(STARTING)
+    try:
+        yield
+    finally:
+        with suppress(OSError):
+            name.write_text(before)
 
 
 @dataclass(frozen=True)

@@ -244,6 +244,7 @@ class Node(Closing, InProcess):
                     self._read(self._connections[descriptor])
                 elif ended := self._deaths.ended_process(descriptor):
                     self._members.process_ended(*ended)
+                    self.hosts.look()
                     self._notice_end()
 
     def _end(self) -> None:

@@ -3,7 +3,7 @@
 Is a node slow, or will it never answer? It answers its first question at once, as soon as it has the processor. So one
 whose processes have all been asleep or stopped for a second, with that question unread before them, does not answer at
 all: it is stopped, hangs, or is no node. One that is still being started, or waits for the processor or a disk, is
-waited for until the deadline.
+waited for until the deadline. (A start may sleep until the job's first host is there, see `processes.starting`.)
 """
 
 from __future__ import annotations
@@ -19,12 +19,13 @@ from pathlib import Path
 from multiverso import errors
 from multiverso.deadline import SLICE_SECONDS
 from multiverso.errors import MultiversoError, NodeLostError, StartupError, WaitTimeoutError, WorkerLostError
+from multiverso.runtime.job.processes import STARTING
 from multiverso.wire import messages, trust
 from multiverso.wire.messages import Message, listening_sockets
 from multiverso.wire.requests import Cancel, Challenge, Hello, Prove, Request, message_of
 
 _ASLEEP_SECONDS = 1.0
-_IDLE = "STtZX"  # as in proc(5)
+_IDLE, _AT_WORK = "STtZX", "R"  # as in proc(5)
 _STOPPED = "Tt"
 
 
@@ -100,8 +101,9 @@ def _activity(pid: int) -> tuple[str, int]:
     states, ticks = "", 0
     try:
         for thread in os.listdir(f"/proc/{pid}/task"):
-            fields = Path(f"/proc/{pid}/task/{thread}/stat").read_text().rpartition(")")[2].split()
-            states += fields[0]
+            name, _, rest = Path(f"/proc/{pid}/task/{thread}/stat").read_text(errors="replace").rpartition(")")
+            fields = rest.split()
+            states += _AT_WORK if name.partition("(")[2] == STARTING else fields[0]
             ticks += int(fields[11]) + int(fields[12])
     except (OSError, IndexError, ValueError):  # it has just ended, or a thread of it: look again
         return "", 0
