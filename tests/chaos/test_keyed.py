@@ -26,6 +26,6 @@ def test_the_laws_of_keys_hold_whoever_is_killed() -> None:
 
 
 def test_each_law_notices_when_it_is_broken() -> None:
-    code, result = chaos("--seed", "12", "--kills", "4", "--break", "all")
+    code, result = chaos("--seed", "12", "--kills", "8", "--break", "all")
     assert all(result["broken"].values()), result
     assert code == 1

@@ -347,7 +347,7 @@ def test_who_is_missing_is_named_and_a_call_that_raised_goes_on() -> None:
             return reducer.all_reduce(mine).tolist()
         errors = []
         if session.worker_id == 0:
-            errors.append(outcome(lambda: reducer.all_reduce(mine, timeout_seconds=0.7)))
+            errors.append(outcome(lambda: reducer.all_reduce(mine, timeout_seconds=3.0)))
             errors.append(outcome(lambda: reducer.all_reduce(mine, "max")))
             waited.set()
         return [*errors, reducer.all_reduce(mine).tolist()]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from contextlib import suppress
 from typing import Any
 
@@ -82,10 +83,11 @@ def test_a_host_with_all_64_workers_has_rounds() -> None:
 
 
 def test_a_lost_worker_beyond_the_64th_ends_an_all_reduce_though_others_have_not_come() -> None:
-    last = WORKERS - 1
+    last, passed = WORKERS - 1, threading.Barrier(WORKERS)
 
     def work(session: Session) -> None:
         session.barrier()
+        passed.wait(60)  # one that is slow to leave it would hear there that another has died since
         if session.worker_id == 3:
             wait_for(lambda: sum(error is not None for error in errors) == WORKERS - 2, 60)
         elif session.worker_id == last:

@@ -282,13 +282,14 @@ def test_who_waits_late_at_another_table_is_not_waited_for(places: tuple[int, ..
 
 
 def test_a_lost_worker_ends_the_rounds_of_all_hosts() -> None:
-    told = threading.Event(), threading.Event()
+    told, passed = (threading.Event(), threading.Event()), threading.Barrier(3)
     with rehearsal(1, 1, 1) as job:
 
         def work(worker_id: int) -> Any:
             with job.session(worker_id, sync=True, quorum=3) as session:
                 table = mv.ArrayTableHandler(3, session=session)
                 table.get()
+                passed.wait(30)  # a host that has not got the round yet would hear of the death in it
                 if worker_id == 1:
                     let_die(session)
                     assert all(event.wait(30) for event in told)

@@ -176,7 +176,9 @@ def _alone(rule: Any, updater: str) -> Any:
     return work
 
 
-def test_rows_that_were_asked_for_before_are_here_when_they_are_read() -> None:
+def test_rows_that_were_asked_for_before_are_here_when_they_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("multiverso.tables.keyed.spread._COPY_SECONDS", 600.0)
+
     def work(session: Session) -> Any:
         table = mv.KeyedTable(2, session=session)
         table.add(np.ones((1000, 2)), KEYS)
@@ -259,8 +261,11 @@ def test_every_add_counts_once_through_cuts_and_copies_that_come_and_go(
         assert not any(check[what] for what in check if what != "keys"), check
 
 
-def test_what_is_added_to_a_copy_that_goes_is_taken_when_no_call_can_have_found_it() -> None:
+def test_what_is_added_to_a_copy_that_goes_is_taken_when_no_call_can_have_found_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Without the wait for calls that are under way this add would be lost."""
+    monkeypatch.setattr("multiverso.tables.keyed.spread._COPY_SECONDS", 600.0)
 
     def work(session: Session) -> Any:
         table = mv.KeyedTable(1, dtype="int64", session=session)

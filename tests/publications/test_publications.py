@@ -313,6 +313,8 @@ def test_waiting_ends_with_a_version_or_at_the_deadline(name: str) -> None:
             with pytest.raises(WaitTimeoutError, match=r"newer than 1: the newest is \d$"):
                 subscription.wait(1)
         assert subscription.latest().version == 1
+        while subscription._attachment is not None and subscription._attachment.connected:
+            threading.Event().wait(0.01)  # the thread that follows it has not seen it yet
         with pytest.raises(WaitTimeoutError, match="publisher is gone"):
             subscription.wait(1, timeout_seconds=0.3)
     with pytest.raises(ClosedError, match="is closed"):
